@@ -1,0 +1,1 @@
+"""An emulated GPU that executes PTX."""

@@ -1,0 +1,1 @@
+"""PTX text to a checked syntax tree."""
