@@ -1,1 +1,1 @@
-"""PTX as a program: text to syntax tree (parser), rules of the assembler (check), control flow and liveness (flow)."""
+"""PTX as a program: syntax tree, parser, assembler rules (check), control flow and liveness (flow)."""

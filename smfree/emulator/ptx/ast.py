@@ -38,7 +38,8 @@ class Reg:
 class Imm:
     """A constant. Integers are exact Python ints and ``bits`` is None.
 
-    Floats keep their raw IEEE pattern in ``bits`` and its width (32 for 0fXXXXXXXX, 64 for 0dX... and decimals).
+    Floats keep their raw IEEE pattern in ``bits`` and its ``width``: 32 for 0fXXXXXXXX, 64 for 0dX... and
+    decimals.
     """
 
     value: int | float
@@ -162,7 +163,7 @@ class Instr:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A parameter. ``size_bytes`` is 8 for a .u64, 128 for ``.b8 name[128]``; ``offset`` is in the argument block."""
+    """A parameter at ``offset`` of the argument block; 8 bytes for a .u64, 128 for ``.b8 name[128]``."""
 
     name: str
     type: str
