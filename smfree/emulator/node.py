@@ -6,17 +6,26 @@ host clock. Nothing lives in a module global, so several nodes can stand side by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import ctypes
+import itertools
+import mmap
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from smfree.emulator.clock import L2, Clock
 from smfree.emulator.counters import Counters
+from smfree.emulator.errors import EmulationError, Severity
+from smfree.emulator.memory import GlobalMemory
+from smfree.emulator.profile import LINE_BYTES, Profile
+from smfree.emulator.profile import load as load_profile
+from smfree.emulator.ptx.ast import Kernel
+from smfree.emulator.streams import LEGACY_STREAM, Stream, Timeline, Unit
 
-if TYPE_CHECKING:
-    from smfree.emulator.clock import L2, Clock
-    from smfree.emulator.memory import GlobalMemory
-    from smfree.emulator.profile import Profile
+TIMED = "timed"
+_FIRST_HANDLE = 0x5AFE_0000_0000
 
 
 class Strict(StrEnum):
@@ -30,9 +39,12 @@ class Strict(StrEnum):
 class LaunchOutcome(Protocol):
     """What an executor returns: modelled cycles from start to end, counters and findings of one launch."""
 
-    cycles: float
-    counters: Counters
-    findings: Sequence[Any]
+    @property
+    def cycles(self) -> float: ...
+    @property
+    def counters(self) -> Counters: ...
+    @property
+    def findings(self) -> Sequence[Any]: ...
 
 
 class Executor(Protocol):
@@ -41,7 +53,7 @@ class Executor(Protocol):
     def __call__(
         self,
         device: DeviceState,
-        kernel: Any,
+        kernel: Kernel,
         params: bytes,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
@@ -55,9 +67,33 @@ class Executor(Protocol):
     ) -> LaunchOutcome: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a context is dead. ``code`` is the CUresult that every later call returns, ``report`` the full text."""
+
+    code: int
+    report: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRecord:
+    """One finished kernel: seconds on the node's modelled clock, cycles of the SM clock, counters."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    shared_bytes: int
+    start_s: float
+    end_s: float
+    cycles: float
+    counters: Counters
+    findings: tuple[Any, ...] = ()
+
+
 @dataclass(slots=True, eq=False)
 class DeviceState:
-    """One GPU of the node."""
+    """One GPU of the node, with its primary context."""
 
     ordinal: int
     profile: Profile
@@ -65,34 +101,152 @@ class DeviceState:
     clock: Clock
     l2: L2
     strict: Strict
+    compute: Unit
+    copy_engines: tuple[Unit, ...]
     counters: Counters = field(default_factory=Counters)
     """Totals over every launch on this device."""
-    last_launch: Any = None
-    """The outcome of the latest launch (``LaunchOutcome``)."""
+    last_launch: LaunchRecord | None = None
+    retained: int = 0
+    context_flags: int = 0
+    fault: Fault | None = None
+    default_stream: Stream | None = None
+    per_thread_streams: dict[int, Stream] = field(default_factory=dict)
+    modules: dict[int, Any] = field(default_factory=dict)
+    """Loaded modules by handle."""
+
+    @property
+    def active(self) -> bool:
+        """Whether the primary context exists."""
+        return self.retained > 0
+
+
+@dataclass(slots=True, eq=False)
+class HostRange:
+    """Host memory that the devices know of: allocated by the driver (``owner`` set) or registered."""
+
+    address: int
+    nbytes: int
+    flags: int
+    owner: mmap.mmap | None = None
+
+    @property
+    def end(self) -> int:
+        return self.address + self.nbytes
 
 
 class Node:
     """An emulated machine with one device per profile.
 
-    ``schedule``: "timed" (the only one that has a clock) or another policy of smfree.emulator.exec.
-    ``executor``: replaces the kernel executor (tests).
+    ``profiles``: profiles or their names. ``schedule``: "timed" (the only one that has a clock) or another
+    policy of smfree.emulator.exec; ``seed`` reproduces a run. ``strict``: what becomes of findings that
+    hardware usually forgives. ``executor`` replaces the kernel executor. ``host_wait_limit_s``: wall seconds
+    that a synchronisation waits for the host to write what a stream waits for.
     """
 
     def __init__(
         self,
         profiles: Sequence[Profile | str],
-        schedule: str = "timed",
+        schedule: str = TIMED,
         seed: int = 0,
         strict: Strict | str = Strict.ERROR,
         *,
         executor: Executor | None = None,
         host_wait_limit_s: float = 2.0,
-        make_memory: Callable[[int, Profile], Any] | None = None,
     ) -> None:
+        if not profiles:
+            raise ValueError("a node needs at least one device; give one profile per device")
         self.schedule = schedule
         self.seed = seed
         self.strict = Strict(strict)
-        self.devices: list[DeviceState] = []
-        self.findings: list[Any] = []
+        self.executor = executor if executor is not None else _default_executor()
+        self.host_wait_limit_s = host_wait_limit_s
         self.host_time_s = 0.0
-        raise NotImplementedError("under construction")
+        self.initialised = False
+        self.report = ""
+        """Full text of the latest error or refusal."""
+        self.findings: list[Any] = []
+        """What ``strict="record"`` collected, oldest first."""
+        self.timeline = Timeline(clocked=self.clocked)
+        self.lock = threading.Condition(threading.RLock())
+        self.threads = threading.local()
+        """Per host thread: ``contexts``, the stack of current contexts (device ordinals)."""
+        self.objects: dict[int, Any] = {}
+        """Everything a handle can name."""
+        self.host_ranges: dict[int, HostRange] = {}
+        self.described: dict[str, tuple[int, int]] = {}
+        """Registers and local bytes by function name, for modules loaded later."""
+        self._handles = itertools.count(_FIRST_HANDLE, 0x10)
+        self.devices = [
+            self._make_device(ordinal, load_profile(profile) if isinstance(profile, str) else profile)
+            for ordinal, profile in enumerate(profiles)
+        ]
+
+    @property
+    def clocked(self) -> bool:
+        """Whether times mean anything: only under the timed schedule."""
+        return self.schedule == TIMED
+
+    def _make_device(self, ordinal: int, profile: Profile) -> DeviceState:
+        spec, host = profile.device, profile.host
+        return DeviceState(
+            ordinal=ordinal,
+            profile=profile,
+            memory=GlobalMemory(ordinal, spec.memory_bytes, report=self.found),
+            clock=Clock(profile),
+            l2=L2(profile, -(-spec.memory_bytes // LINE_BYTES)),
+            strict=self.strict,
+            compute=Unit("SMs", gap_s=host.kernel_gap_us * 1e-6),
+            copy_engines=tuple(Unit(f"copy engine {index}") for index in range(max(1, spec.copy_engines))),
+        )
+
+    def found(self, finding: EmulationError) -> None:
+        """Take a finding that execution can survive: raise, record or ignore it."""
+        if finding.severity is Severity.ERROR or self.strict is Strict.ERROR:
+            raise finding
+        if self.strict is Strict.RECORD:
+            self.findings.append(finding)
+
+    # ------------------------------------------------------------------------------------------- handles
+
+    def name(self, thing: Any) -> int:
+        """A new handle for ``thing``."""
+        handle = next(self._handles)
+        self.objects[handle] = thing
+        return handle
+
+    def new_stream(self, ordinal: int, flags: int, priority: int, *, legacy: bool = False) -> Stream:
+        """A stream in the context of device ``ordinal``."""
+        stream = Stream(0, ordinal, flags, priority, legacy)
+        stream.handle = LEGACY_STREAM if legacy else self.name(stream)
+        self.timeline.add(stream)
+        return stream
+
+    # --------------------------------------------------------------------------------------- host memory
+
+    def allocate_host(self, nbytes: int, flags: int) -> HostRange:
+        """Page-locked host memory that every device can address."""
+        owner = mmap.mmap(-1, nbytes)
+        found = HostRange(ctypes.addressof(ctypes.c_char.from_buffer(owner)), nbytes, flags, owner)
+        self.host_ranges[found.address] = found
+        return found
+
+    def host_range_of(self, address: int, nbytes: int = 1) -> HostRange | None:
+        """The known host range that contains all of [address, address + nbytes), if any."""
+        for found in self.host_ranges.values():
+            if found.address <= address and address + nbytes <= found.end:
+                return found
+        return None
+
+    def device_of(self, address: int) -> DeviceState | None:
+        """The device whose live allocation contains ``address``."""
+        for device in self.devices:
+            if device.memory.allocation_of(address) is not None:
+                return device
+        return None
+
+
+def _default_executor() -> Executor:
+    """The interpreter; imported here because it imports this module."""
+    from smfree.emulator.exec.launch import run
+
+    return run
