@@ -1,0 +1,99 @@
+// How fast do threads move bytes with plain loads and stores?
+//
+// Moves      num_bytes from src to dst: global -> registers -> shared -> registers -> global. Every byte crosses
+//            the registers twice. The last num_bytes % VECTOR_BYTES bytes go global -> registers -> global.
+// In flight  THREADS x UNROLL x VECTOR_BYTES per CTA (at most TILE_BYTES): each thread issues UNROLL loads before
+//            it uses the first.
+// Needs      sm_80; VECTOR_BYTES = 32 needs sm_100. src and dst aligned to VECTOR_BYTES, not overlapping.
+// Barriers   two __syncthreads per tile: the tile is complete; every thread is done with it.
+// Shared     [0, TILE_BYTES) the tile, as it lies in global memory.
+// Compile    nvcc -arch=sm_80 -cubin -I../include -DTILE_BYTES=16384 -DTHREADS=256 -DVECTOR_BYTES=16 -DUNROLL=4
+//            -DREAD_ONLY=0 copy.cu
+// Launch     any grid (CTAs stride over the tiles), THREADS threads, TILE_BYTES of dynamic shared memory.
+#include "ptx.cuh"
+
+template <u32 BYTES> struct VectorOf;
+template <> struct VectorOf<4> { using type = b32x1; };
+template <> struct VectorOf<8> { using type = b32x2; };
+template <> struct VectorOf<16> { using type = b32x4; };
+template <> struct VectorOf<32> { using type = b32x8; };
+using Vector = VectorOf<VECTOR_BYTES>::type;
+
+constexpr u32 BATCH = THREADS * UNROLL;  // vectors that the CTA has in flight
+
+static_assert(TILE_BYTES % 16 == 0 && TILE_BYTES % VECTOR_BYTES == 0, "a tile is whole vectors");
+static_assert(THREADS % 32 == 0, "the tail of up to 31 bytes takes one thread per byte");
+
+extern __shared__ __align__(128) u8 smem[];
+
+__device__ __forceinline__ void load(Vector& dst, const u8* src) {
+  if constexpr (READ_ONLY) ld_global_nc(dst, src);
+  else ld_global(dst, src);
+}
+
+// Shared memory has no 32-byte access. Two of 16 bytes conflict two ways, still far above the global rate.
+__device__ __forceinline__ void st_shared(u32 dst, const b32x8& src) {
+  st_shared(dst, src.low);
+  st_shared(dst + 16, src.high);
+}
+__device__ __forceinline__ void ld_shared(b32x8& dst, u32 src) {
+  ld_shared(dst.low, src);
+  ld_shared(dst.high, src + 16);
+}
+
+// Whole batches carry no bounds test, so that the UNROLL loads stand together; only the rest of a tile has one.
+template <bool WHOLE>
+__device__ __forceinline__ void load_batch(u32 tile, const u8* src, u32 first, u32 num_vectors) {
+  Vector v[UNROLL];
+#pragma unroll
+  for (u32 k = 0; k < UNROLL; ++k) {
+    const u32 i = first + k * THREADS + threadIdx.x;
+    if (WHOLE || i < num_vectors) load(v[k], src + i * VECTOR_BYTES);
+  }
+#pragma unroll
+  for (u32 k = 0; k < UNROLL; ++k) {
+    const u32 i = first + k * THREADS + threadIdx.x;
+    if (WHOLE || i < num_vectors) st_shared(tile + i * VECTOR_BYTES, v[k]);
+  }
+}
+
+template <bool WHOLE>
+__device__ __forceinline__ void store_batch(u8* dst, u32 tile, u32 first, u32 num_vectors) {
+  Vector v[UNROLL];
+#pragma unroll
+  for (u32 k = 0; k < UNROLL; ++k) {
+    const u32 i = first + k * THREADS + threadIdx.x;
+    if (WHOLE || i < num_vectors) ld_shared(v[k], tile + i * VECTOR_BYTES);
+  }
+#pragma unroll
+  for (u32 k = 0; k < UNROLL; ++k) {
+    const u32 i = first + k * THREADS + threadIdx.x;
+    if (WHOLE || i < num_vectors) st_global(dst + i * VECTOR_BYTES, v[k]);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) lsu_copy(u8* dst, const u8* src, u64 num_bytes) {
+  const u32 tile_smem = smem_addr(smem);
+  const u64 num_tiles = (num_bytes + TILE_BYTES - 1) / TILE_BYTES;
+
+  for (u64 tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
+    const u64 offset = tile * TILE_BYTES;
+    const u64 left_bytes = num_bytes - offset;
+    const u32 num_vectors = (left_bytes < TILE_BYTES ? (u32)left_bytes : TILE_BYTES) / VECTOR_BYTES;
+    const u32 whole = num_vectors / BATCH * BATCH;
+
+    for (u32 first = 0; first < whole; first += BATCH) load_batch<true>(tile_smem, src + offset, first, whole);
+    if (whole < num_vectors) load_batch<false>(tile_smem, src + offset, whole, num_vectors);
+    // Each thread reads back what it wrote, so a copy alone could do without; whoever computes on the tile cannot.
+    __syncthreads();
+    for (u32 first = 0; first < whole; first += BATCH) store_batch<true>(dst + offset, tile_smem, first, whole);
+    if (whole < num_vectors) store_batch<false>(dst + offset, tile_smem, whole, num_vectors);
+    __syncthreads();  // the next tile overwrites this one
+  }
+
+  const u32 tail_bytes = num_bytes % VECTOR_BYTES;
+  if (blockIdx.x == gridDim.x - 1 && threadIdx.x < tail_bytes) {
+    const u64 i = num_bytes - tail_bytes + threadIdx.x;
+    dst[i] = src[i];
+  }
+}
