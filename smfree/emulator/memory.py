@@ -1,89 +1,438 @@
-"""Byte-addressed memory of the emulated GPU: global and shared, checked on every access."""
+"""Byte-addressed memory of the emulated GPU, checked on every access: global memory and its allocations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import mmap
+from bisect import bisect_right, insort
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from smfree.emulator.errors import EmulationError
+from smfree.emulator.bytespace import (
+    POISON,
+    SHIFT,
+    UNWRITTEN,
+    WORDS,
+    WRITTEN,
+    ByteSpace,
+    Report,
+    TypedBytes,
+    as_addresses,
+    as_elements,
+    as_words,
+    fault,
+    max_reduce,
+    min_reduce,
+    or_reduce,
+    raise_finding,
+)
+from smfree.emulator.inflight import InFlight
+from smfree.emulator.shared import SharedMemory
 
-#: Receives a finding that execution could survive. Raises it by default; may record it and return.
-Report = Callable[[EmulationError], None]
-POISON = 0xFF
+__all__ = ["POISON", "Allocation", "ByteSpace", "GlobalMemory", "Report", "SharedMemory", "raise_finding"]
 
-
-def raise_finding(finding: EmulationError) -> None:
-    """The default :data:`Report`."""
-    raise finding
-
-
-class ByteSpace:
-    """``data`` uint8 bytes and ``written`` uint8 shadow (0 never written, 1 written, 2 = awaits an async copy)."""
-
-    name: str
-    data: np.ndarray
-    written: np.ndarray
-
-    def load(self, addr: np.ndarray, elem_bytes: int, elems: int = 1) -> np.ndarray:
-        """addr int64[n] -> uint{8*elem_bytes}[n, elems], C-contiguous."""
-        raise NotImplementedError
-
-    def store(self, addr: np.ndarray, values: np.ndarray) -> None:
-        """values: any 1/2/4/8-byte dtype, [n, elems] (or [n]); duplicates: the last lane wins."""
-        raise NotImplementedError
-
-    def atomic(
-        self, op: str, addr: np.ndarray, value: np.ndarray, compare: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Old values. op: add min max and or xor exch cas inc dec; the type is ``value.dtype``. Lane order."""
-        raise NotImplementedError
+_U64 = np.uint64
+_GRANULE = 256
+RED_ZONE_BYTES = 256
 
 
 @dataclass(slots=True)
 class Allocation:
-    """One live or freed range of global memory."""
+    """One live or freed range of global memory; ``full``: every byte has been written."""
 
     start: int
     nbytes: int
-    label: str
+    label: str = ""
     freed: bool = False
     full: bool = False
+    until_check: int = 0
+    bytes: TypedBytes | None = field(default=None, repr=False)
+    shadow: TypedBytes | None = field(default=None, repr=False)
 
     @property
     def end(self) -> int:
         return self.start + self.nbytes
 
+    def __str__(self) -> str:
+        name = f" '{self.label}'" if self.label else ""
+        state = "freed allocation" if self.freed else "allocation"
+        return f"{state}{name} [0x{self.start:x}, 0x{self.end:x}) of {self.nbytes} bytes"
+
+
+def _reserve(nbytes: int) -> np.ndarray:
+    """Zero bytes that cost nothing until touched."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+    return np.frombuffer(mmap.mmap(-1, nbytes, flags=flags), dtype=np.uint8)
+
 
 class GlobalMemory(ByteSpace):
+    """Memory of one device. Addresses start at (ordinal + 1) TiB; 256-byte red zones part the allocations.
+
+    Freed ranges are remembered (use after free, double free) and reused, oldest first, only when the address
+    space is used up. ``in_flight`` holds the ranges of asynchronous copies; plain accesses to them are faults.
+    """
+
+    _flush_subnormal_adds = True
+
     def __init__(
         self, ordinal: int = 0, capacity_bytes: int = 80 << 30, *, report: Report = raise_finding
-    ) -> None: ...
+    ) -> None:
+        self.name = f"global memory of device {ordinal}"
+        self.base = (ordinal + 1) << 40
+        self.capacity_bytes = capacity_bytes
+        self.allocated_bytes = 0
+        self.report = report
+        self.in_flight = InFlight()
+        reserve = -(-(capacity_bytes + (64 << 20)) // (1 << 20)) << 20
+        while True:
+            try:
+                self.data, self.written = _reserve(reserve), _reserve(reserve)
+                break
+            except (OSError, ValueError):
+                if reserve <= 64 << 20:
+                    raise
+                reserve //= 2
+        self._bytes, self._shadow = TypedBytes(self.data), TypedBytes(self.written)
+        self._top = self.base + RED_ZONE_BYTES
+        self._starts: list[int] = []
+        self._by_start: dict[int, Allocation] = {}
+        self._quarantine: list[Allocation] = []
+        self._arrays: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+        self._nothing = Allocation(0, -64)
+        self._recent_load = self._recent_store = self._nothing
+
+    # --- allocations -------------------------------------------------------------------------------------------
 
     def alloc(self, nbytes: int, align: int = 256, label: str = "") -> int:
-        """Address of a new, unwritten allocation; MemoryError when the device is full."""
-        raise NotImplementedError
+        """Address of a new, never-written allocation. MemoryError when the device is full."""
+        if nbytes <= 0 or align & (align - 1):
+            raise ValueError(f"an allocation has at least 1 byte and a power-of-two alignment ({nbytes}, {align})")
+        if self.allocated_bytes + nbytes > self.capacity_bytes:
+            raise MemoryError(
+                f"{self.name} is full: {nbytes} bytes asked, {self.allocated_bytes} of {self.capacity_bytes} in use"
+            )
+        start = -(-self._top // max(align, _GRANULE)) * max(align, _GRANULE)
+        span = -(-nbytes // _GRANULE) * _GRANULE + RED_ZONE_BYTES
+        if start + span > self.base + len(self.data):
+            start = self._reuse(span, max(align, _GRANULE))
+        else:
+            self._top = start + span
+        lo = start - self.base
+        padded = slice(lo, lo + span - RED_ZONE_BYTES)
+        made = Allocation(
+            start,
+            nbytes,
+            label,
+            until_check=nbytes,
+            bytes=TypedBytes(self.data[padded]),
+            shadow=TypedBytes(self.written[padded]),
+        )
+        insort(self._starts, start)
+        self._by_start[start] = made
+        self._arrays = None
+        self.allocated_bytes += nbytes
+        return start
 
-    def free(self, addr: int) -> None: ...
+    def _reuse(self, span: int, align: int) -> int:
+        for i, old in enumerate(self._quarantine):
+            room = -(-old.nbytes // _GRANULE) * _GRANULE + RED_ZONE_BYTES
+            if room >= span and old.start % align == 0:
+                del self._quarantine[i]
+                self._starts.remove(old.start)
+                del self._by_start[old.start]
+                self.written[old.start - self.base : old.end - self.base] = UNWRITTEN
+                return old.start
+        raise MemoryError(f"{self.name}: no address range of {span} bytes left; free larger allocations")
+
+    def free(self, addr: int) -> None:
+        """Give an allocation back; its bytes stay out of use as long as possible."""
+        found = self._by_start.get(addr)
+        if found is None:
+            raise fault(
+                "memory.free",
+                None,
+                f"free of 0x{addr:x}, which is not the start of an allocation of {self.name}{self._near(addr)}",
+                "pass the pointer that alloc returned",
+            )
+        if found.freed:
+            raise fault("memory.double_free", None, f"second free of {found}", "free each allocation once")
+        found.freed = True
+        found.full = False
+        self.allocated_bytes -= found.nbytes
+        self._quarantine.append(found)
+        self._arrays = None
+        self._recent_load = self._recent_store = self._nothing
 
     def allocation_of(self, addr: int) -> Allocation | None:
-        """The live allocation that contains addr."""
-        raise NotImplementedError
+        """The live allocation that contains ``addr``."""
+        found = self._at_or_before(addr)
+        return found if found is not None and not found.freed and addr < found.end else None
+
+    def _at_or_before(self, addr: int) -> Allocation | None:
+        i = bisect_right(self._starts, addr)
+        return self._by_start[self._starts[i - 1]] if i else None
+
+    def _near(self, addr: int) -> str:
+        before = self._at_or_before(addr)
+        i = bisect_right(self._starts, addr)
+        after = self._by_start[self._starts[i]] if i < len(self._starts) else None
+        near = [
+            (addr - before.end, f"{addr - before.end} bytes past the end of {before}") if before else None,
+            (after.start - addr, f"{after.start - addr} bytes before {after}") if after else None,
+        ]
+        best = min((n for n in near if n is not None), default=None)
+        return f" ({best[1]})" if best else " (nothing is allocated)"
+
+    # --- device accesses ---------------------------------------------------------------------------------------
+
+    def load(self, addr: np.ndarray, elem_bytes: int, elems: int = 1) -> np.ndarray:
+        addr = as_addresses(addr)
+        n = addr.shape[0]
+        size = elem_bytes * elems
+        if n == 0:
+            return np.empty((0, elems), WORDS[elem_bytes])
+        home = self._recent_load
+        rel = addr - home.start
+        if int(max_reduce(rel.view(_U64))) > home.nbytes - size:
+            found = self._home(addr, size, write=False)
+            if found is None:
+                return self._load_scattered(addr, elem_bytes, elems)
+            home = self._recent_load = found
+            rel = addr - home.start
+        if int(or_reduce(rel)) & (size - 1):
+            self._misaligned(addr, size, "load")
+        if self.in_flight.write_hi > home.start:
+            self.in_flight.check(addr, size, write=False, what="load")
+        index = rel >> SHIFT[size]
+        assert home.bytes is not None and home.shadow is not None
+        words = home.bytes.take(index, size)
+        if not home.full and not home.shadow.all_equal(index, size, WRITTEN):
+            self._never_written(addr, size, words, home)
+        return as_elements(words, n, elem_bytes, elems)
+
+    def store(self, addr: np.ndarray, values: np.ndarray) -> None:
+        addr = as_addresses(addr)
+        n = addr.shape[0]
+        if n == 0:
+            return
+        words, size = as_words(values, n)
+        home = self._recent_store
+        rel = addr - home.start
+        if int(max_reduce(rel.view(_U64))) > home.nbytes - size:
+            found = self._home(addr, size, write=True)
+            if found is None:
+                self._store_scattered(addr, size, words)
+                return
+            home = self._recent_store = found
+            rel = addr - home.start
+        if int(or_reduce(rel)) & (size - 1):
+            self._misaligned(addr, size, "store")
+        if self.in_flight.hi > home.start:
+            self.in_flight.check(addr, size, write=True, what="store")
+        index = rel >> SHIFT[size]
+        assert home.bytes is not None
+        home.bytes.put(index, size, words)
+        if not home.full:
+            self._mark(home, index, size)
+
+    def _mark(self, home: Allocation, index: np.ndarray, size: int) -> None:
+        assert home.shadow is not None
+        home.shadow.put_constant(index, size, WRITTEN)
+        self._count(home, len(index) * size)
+
+    def _count(self, home: Allocation, nbytes: int) -> None:
+        """Look whether ``home`` is full, at most about once per byte stored."""
+        home.until_check -= nbytes
+        if home.until_check > 0:
+            return
+        lo = home.start - self.base
+        missing = home.nbytes - int(np.count_nonzero(self.written[lo : lo + home.nbytes]))
+        home.full = missing == 0
+        home.until_check = max(missing, home.nbytes >> 2)
+
+    def _atomic_words(self, addr: np.ndarray, size: int) -> tuple[TypedBytes, np.ndarray]:
+        home = self._recent_store
+        rel = addr - home.start
+        if int(max_reduce(rel.view(_U64))) > home.nbytes - size:
+            self._home(addr, size, write=True)
+        rel = addr - self.base
+        if int(or_reduce(rel)) & (size - 1):
+            self._misaligned(addr, size, "atomic")
+        if self.in_flight.hi > self.base:
+            self.in_flight.check(addr, size, write=True, what="atomic")
+        index = rel >> SHIFT[size]
+        if not self._shadow.all_equal(index, size, WRITTEN):
+            self._never_written(addr, size, None, None)
+        return self._bytes, index
+
+    def _home(self, addr: np.ndarray, size: int, *, write: bool) -> Allocation | None:
+        """The one allocation all lanes fall into, None when they spread over several; else a fault."""
+        lo, hi = int(min_reduce(addr)), int(max_reduce(addr))
+        home = self._at_or_before(lo)
+        if home is not None and not home.freed and hi + size <= home.end:
+            return home
+        if self._arrays is None:
+            live = [self._by_start[s] for s in self._starts if not self._by_start[s].freed]
+            self._arrays = (
+                np.array([a.start for a in live], np.int64),
+                np.array([a.end for a in live], np.int64),
+                np.array([a.full for a in live], bool),
+            )
+        starts, ends, _ = self._arrays
+        if not len(starts):
+            bad = np.ones(len(addr), bool)
+        else:
+            at = np.searchsorted(starts, addr, side="right") - 1
+            bad = (at < 0) | (addr + size > ends[np.maximum(at, 0)])
+        if bad.any():
+            self._out_of_bounds(addr, size, int(np.argmax(bad)), "store" if write else "load")
+        return None
+
+    def _load_scattered(self, addr: np.ndarray, elem_bytes: int, elems: int) -> np.ndarray:
+        size = elem_bytes * elems
+        rel = addr - self.base
+        if int(or_reduce(rel)) & (size - 1):
+            self._misaligned(addr, size, "load")
+        if self.in_flight.write_hi > self.base:
+            self.in_flight.check(addr, size, write=False, what="load")
+        index = rel >> SHIFT[size]
+        words = self._bytes.take(index, size)
+        if not self._shadow.all_equal(index, size, WRITTEN):
+            self._never_written(addr, size, words, None)
+        return as_elements(words, len(addr), elem_bytes, elems)
+
+    def _store_scattered(self, addr: np.ndarray, size: int, words: np.ndarray) -> None:
+        rel = addr - self.base
+        if int(or_reduce(rel)) & (size - 1):
+            self._misaligned(addr, size, "store")
+        if self.in_flight.hi > self.base:
+            self.in_flight.check(addr, size, write=True, what="store")
+        index = rel >> SHIFT[size]
+        self._bytes.put(index, size, words)
+        self._shadow.put_constant(index, size, WRITTEN)
+
+    # --- whole ranges: asynchronous copies and the host ----------------------------------------------------------
+
+    def check_range(self, addr: int, nbytes: int, what: str, index: int | None = None) -> Allocation:
+        """The live allocation that holds [addr, addr + nbytes); a fault that says ``what`` otherwise."""
+        home = self._at_or_before(addr)
+        if home is None or home.freed or addr + nbytes > home.end:
+            self._out_of_bounds(np.array([addr]), nbytes, 0, what, index)
+        assert home is not None
+        return home
+
+    def span(self, addr: int, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Unchecked views (data, shadow) of [addr, addr + nbytes)."""
+        lo = addr - self.base
+        return self.data[lo : lo + nbytes], self.written[lo : lo + nbytes]
+
+    def note_written(self, home: Allocation, nbytes: int) -> None:
+        """The shadow of ``nbytes`` bytes of ``home`` was set through :meth:`span`."""
+        if not home.full:
+            self._count(home, nbytes)
 
     def read(self, addr: int, nbytes: int) -> np.ndarray:
-        """Host read -> uint8[nbytes] copy; never-written bytes read as poison."""
-        raise NotImplementedError
+        """Host read -> uint8[nbytes], a copy; never-written bytes read as :data:`POISON`."""
+        if nbytes == 0:
+            return np.empty(0, np.uint8)
+        home = self.check_range(addr, nbytes, "host read")
+        data, written = self.span(addr, nbytes)
+        out = data.copy()
+        if not home.full:
+            out[written != WRITTEN] = POISON
+        return out
 
-    def write(self, addr: int, data: bytes | bytearray | memoryview | np.ndarray) -> None: ...
+    def write(self, addr: int, data: bytes | bytearray | memoryview | np.ndarray) -> None:
+        """Host write of all bytes of ``data``."""
+        if isinstance(data, np.ndarray):
+            source = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        else:
+            source = np.frombuffer(data, np.uint8)
+        if len(source):
+            home = self.check_range(addr, len(source), "host write")
+            self.span(addr, len(source))[0][:] = source
+            self._host_wrote(home, addr, len(source))
 
-    def fill(self, addr: int, nbytes: int, pattern: bytes | int) -> None: ...
+    def fill(self, addr: int, nbytes: int, pattern: bytes | int) -> None:
+        """Host fill (memset): ``pattern`` is one byte value or a word that divides ``nbytes``."""
+        if nbytes == 0:
+            return
+        word = bytes([pattern]) if isinstance(pattern, int) else bytes(pattern)
+        if nbytes % len(word):
+            raise ValueError(f"fill of {nbytes} bytes with a {len(word)}-byte pattern; use a multiple")
+        home = self.check_range(addr, nbytes, "host fill")
+        self.span(addr, nbytes)[0].reshape(-1, len(word))[:] = np.frombuffer(word, np.uint8)
+        self._host_wrote(home, addr, nbytes)
 
+    def copy(self, dst: int, source: GlobalMemory, src: int, nbytes: int) -> None:
+        """Device-to-device copy; never-written bytes stay never written."""
+        if nbytes == 0:
+            return
+        source.check_range(src, nbytes, "device-to-device copy (source)")
+        home = self.check_range(dst, nbytes, "device-to-device copy (destination)")
+        data, written = source.span(src, nbytes)
+        out, out_written = self.span(dst, nbytes)
+        out[:] = data
+        out_written[:] = written
+        home.full = False
+        home.until_check = 0
+        self.note_written(home, 0)
 
-class SharedMemory(ByteSpace):
-    """``slots`` x ``pitch`` bytes; flat address = slot * pitch + offset; pitch a multiple of 1024."""
+    def _host_wrote(self, home: Allocation, addr: int, nbytes: int) -> None:
+        if home.full:
+            return
+        self.span(addr, nbytes)[1][:] = WRITTEN
+        if nbytes == home.nbytes:
+            home.full = True
+        else:
+            self._count(home, nbytes)
 
-    def __init__(self, slots: int, pitch: int, limit: int, *, report: Report = raise_finding) -> None: ...
+    # --- faults --------------------------------------------------------------------------------------------------
 
-    def reset(self, slots: np.ndarray, limit: int | None = None) -> None:
-        """New CTAs move into these slots: everything unwritten again."""
+    def _out_of_bounds(
+        self, addr: np.ndarray, size: int, index: int, what: str, report_index: int | None = None
+    ) -> None:
+        where = int(addr[index])
+        inside = self._at_or_before(where)
+        at = report_index if report_index is not None else index
+        head = f"{what} of {size} bytes at 0x{where:x} in {self.name}"
+        if inside is not None and inside.freed and where < inside.end:
+            raise fault("memory.use_after_free", at, f"{head} touches {inside}", "free it after its last use")
+        if inside is not None and where < inside.end:
+            over = where + size - inside.end
+            raise fault(
+                "memory.bounds", at, f"{head} runs {over} bytes past the end of {inside}", "check the tail's bound"
+            )
+        raise fault(
+            "memory.bounds", at, f"{head} is outside every allocation{self._near(where)}", "check index and size"
+        )
+
+    def _misaligned(self, addr: np.ndarray, size: int, what: str) -> None:
+        index = int(np.argmax((addr & (size - 1)) != 0))
+        where = int(addr[index])
+        raise fault(
+            "memory.misaligned",
+            index,
+            f"{what} of {size} bytes must be {size}-byte aligned (got 0x{where:x}, which is {where % size} past)",
+            "offset the pointer by a multiple of the vector or use a narrower access",
+        )
+
+    def _never_written(
+        self, addr: np.ndarray, size: int, words: np.ndarray | None, home: Allocation | None
+    ) -> None:
+        seen = self.written[(addr - self.base)[:, None] + np.arange(size)] == WRITTEN
+        index = int(np.argmax(~seen.all(axis=1)))
+        where = int(addr[index])
+        self.report(
+            fault(
+                "memory.uninitialized",
+                index,
+                f"load of {size} bytes at 0x{where:x} reads {size - int(seen[index].sum())} bytes nobody has "
+                f"written, in {home or self._at_or_before(where)}",
+                "write them first, or check that the copy that should have is complete",
+            )
+        )
+        if words is None:
+            self.data[((addr - self.base)[:, None] + np.arange(size))[~seen]] = POISON
+        else:
+            words.view(np.uint8).reshape(len(addr), size)[~seen] = POISON

@@ -1,0 +1,104 @@
+"""Global byte ranges that asynchronous copies in flight still read or will write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from smfree.emulator.errors import CopyFault
+
+_FAR = 1 << 62
+
+
+class Claim:
+    """Ranges of one batch of copies: ``ranges()`` -> (lo, hi) int64[m], asked only when an access comes near.
+
+    ``writes``: the copies write these bytes (else they read them).
+    """
+
+    __slots__ = ("_sorted", "hi", "lo", "name", "ranges", "writes")
+
+    def __init__(
+        self,
+        lo: int,
+        hi: int,
+        ranges: Callable[[], tuple[np.ndarray, np.ndarray]],
+        writes: bool,
+        name: Callable[[int], str],
+    ) -> None:
+        self.lo, self.hi, self.ranges, self.writes, self.name = lo, hi, ranges, writes, name
+        self._sorted: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+
+    def changed(self) -> None:
+        """Some elements completed: ask ``ranges`` again."""
+        self._sorted = None
+
+    def hit(self, addr: np.ndarray, nbytes: int) -> tuple[int, int] | None:
+        """(position in addr, start of the claimed range) of the first overlap."""
+        if self._sorted is None:
+            lo, hi = self.ranges()
+            order = np.argsort(lo, kind="stable")
+            reach = np.maximum.accumulate(hi[order]) if len(order) else hi
+            self._sorted = lo[order], reach, hi[order]
+        lo, reach, hi = self._sorted
+        if not len(lo):
+            return None
+        at = np.searchsorted(lo, addr + nbytes, side="left") - 1
+        touching = (at >= 0) & (reach[np.maximum(at, 0)] > addr)
+        if not touching.any():
+            return None
+        first = int(np.argmax(touching))
+        inside = (lo < addr[first] + nbytes) & (hi > addr[first])
+        return first, int(lo[np.argmax(inside)])
+
+
+class InFlight:
+    """All claims on one global memory, with an envelope that rejects most accesses in O(1)."""
+
+    def __init__(self) -> None:
+        self._claims: list[Claim] = []
+        self._envelope()
+
+    def _envelope(self) -> None:
+        writes = [c for c in self._claims if c.writes]
+        self.write_lo = min((c.lo for c in writes), default=_FAR)
+        self.write_hi = max((c.hi for c in writes), default=-_FAR)
+        self.lo = min((c.lo for c in self._claims), default=_FAR)
+        self.hi = max((c.hi for c in self._claims), default=-_FAR)
+
+    def add(self, claim: Claim) -> None:
+        self._claims.append(claim)
+        if claim.writes:
+            self.write_lo = min(self.write_lo, claim.lo)
+            self.write_hi = max(self.write_hi, claim.hi)
+        self.lo = min(self.lo, claim.lo)
+        self.hi = max(self.hi, claim.hi)
+
+    def remove(self, claim: Claim) -> None:
+        self._claims.remove(claim)
+        self._envelope()
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def check(self, addr: np.ndarray, nbytes: int, *, write: bool, what: str) -> None:
+        """Fault when a plain access (``what``) meets bytes of a copy in flight: both sides named."""
+        lo, hi = int(addr.min()), int(addr.max()) + nbytes
+        if not write and (hi <= self.write_lo or lo >= self.write_hi):
+            return
+        for claim in self._claims:
+            if (not write and not claim.writes) or hi <= claim.lo or lo >= claim.hi:
+                continue
+            found = claim.hit(addr, nbytes)
+            if found is not None:
+                index, start = found
+                verb = "writes" if write else "reads"
+                role = "has yet to write" if claim.writes else "still reads"
+                cure = "completed (wait_group, not .read)" if claim.writes else "read its source (wait_group.read)"
+                raise CopyFault(
+                    f"{what} {verb} {nbytes} bytes at 0x{int(addr[index]):x} that {claim.name(start)} {role}: "
+                    f"nothing orders the two; wait until that copy has {cure}",
+                    rule="copy.race",
+                    index=index,
+                )
