@@ -1,72 +1,196 @@
 """The clock: a first-order cost model of one GPU, not a cycle simulator.
 
 All times are float64 SM cycles since the start of the launch. Every method takes arrays over requests (one
-per warp, or one per bulk copy) and returns arrays of the same length. See docs/emulator.md, "The clock".
+per warp, or one per bulk copy) and returns arrays of the same length. Nothing here is a measurement: see
+docs/emulator.md, "The clock", for what is modelled and what is not.
+
+A transfer passes three queues: its engine on its SM, the L2 and, for what misses, DRAM. Bytes stream through
+them, so a transfer ends when the slowest of the three has passed its last byte, plus the latency.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from smfree.emulator.profile import Profile
+from smfree.emulator.errors import Unsupported
+from smfree.emulator.l2 import L2
+from smfree.emulator.profile import SECTOR_BYTES, EngineSpec, Profile, TmaSpec
+from smfree.emulator.servers import ServerBank
 
-F8 = NDArray[np.float64]
+__all__ = ["L2", "Clock"]
+
+F8 = NDArray[np.floating[Any]]
 I8 = NDArray[np.int64]
 
 
 class Clock:
-    """Server state of one launch: what is busy until when."""
+    """What every queue of the GPU has promised in the running launch.
+
+    ``sm`` is the SM of each request (0 .. num_sms-1), ``t`` its arrival in cycles. Requests of one call and
+    of several calls may come in any order of time; see :mod:`smfree.emulator.servers`.
+    """
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self.clock_mhz = profile.device.sm_clock_mhz
+        device, sync = profile.device, profile.sync
+        self.clock_mhz = device.sm_clock_mhz
         self.alu_latency = profile.issue.dependent_cycles
-        self.bar_sync_cycles = profile.sync.bar_sync_cycles
-        self.mbarrier_arrive_cycles = profile.sync.mbarrier_arrive_cycles
-        self.mbarrier_wait_hit_cycles = profile.sync.mbarrier_wait_hit_cycles
-        self.mbarrier_wait_wake_cycles = profile.sync.mbarrier_wait_wake_cycles
+        self.bar_sync_cycles = sync.bar_sync_cycles
+        self.mbarrier_arrive_cycles = sync.mbarrier_arrive_cycles
+        self.mbarrier_wait_hit_cycles = sync.mbarrier_wait_hit_cycles
+        self.mbarrier_wait_wake_cycles = sync.mbarrier_wait_wake_cycles
         self.fence_cycles = {
-            "cta": profile.sync.fence_cta_cycles,
-            "gpu": profile.sync.fence_gpu_cycles,
-            "sys": profile.sync.fence_sys_cycles,
-            "proxy": profile.sync.fence_proxy_cycles,
+            "cta": sync.fence_cta_cycles,
+            "cluster": sync.fence_gpu_cycles,
+            "gpu": sync.fence_gpu_cycles,
+            "sys": sync.fence_sys_cycles,
+            "proxy": sync.fence_proxy_cycles,
         }
+        self._issue_rate = float(profile.issue.schedulers_per_sm)
+        self._wavefront_cycles = 128.0 / profile.shared.bytes_per_cycle
+        peak = device.peak_memory_gbps * 1e3 / device.sm_clock_mhz  # DRAM bytes per SM cycle
+        self._read_cycles_per_byte = 1.0 / (peak * profile.dram.read_efficiency)
+        self._write_cycles_per_byte = 1.0 / (peak * profile.dram.write_efficiency)
+        self._turn_cycles_per_byte = profile.dram.turnaround / peak
+        sms = device.num_sms
+        self._schedulers = ServerBank(sms)
+        self._shared = ServerBank(sms)
+        self._lsu = ServerBank(sms)
+        self._store = ServerBank(sms)
+        self._tma = ServerBank(sms)
+        self._l2 = ServerBank(1)
+        self._dram = ServerBank(1)
+        self._dram_read = self._dram_written = 0.0
 
     def reset(self) -> None:
-        """Forget all server state: a new launch starts at cycle 0."""
+        """Forget all promises: a new launch starts at cycle 0."""
+        for bank in (self._schedulers, self._shared, self._lsu, self._store, self._tma, self._l2, self._dram):
+            bank.reset()
+        self._dram_read = self._dram_written = 0.0
+
+    def seconds(self, cycles: float) -> float:
+        """Modelled seconds of ``cycles`` SM cycles."""
+        return cycles / (self.clock_mhz * 1e6)
 
     def issue(self, sm: I8, t: F8, instructions: float) -> F8:
-        raise NotImplementedError
+        """When each of n warps has issued a straight run of ``instructions``.
+
+        A warp alone takes ``issue.dependent_cycles`` for each; the SM issues one per scheduler and cycle.
+        """
+        slots = np.full(len(t), instructions / self._issue_rate)
+        return np.maximum(self._schedulers.serve(sm, t, slots), t + instructions * self.alu_latency)
 
     def shared(self, sm: I8, t: F8, wavefronts: I8) -> F8:
-        raise NotImplementedError
+        """When the results of shared-memory requests of ``wavefronts`` each are in registers (or stored)."""
+        done = self._shared.serve(sm, t, wavefronts * self._wavefront_cycles)
+        return done + (self.profile.shared.latency_cycles - self._wavefront_cycles)
 
     def global_load(self, sm: I8, t: F8, nbytes: I8, sectors: I8, hit_bytes: I8, *, path: str = "lsu") -> F8:
-        raise NotImplementedError
+        """When the data of warp-wide loads is there: in registers (``"lsu"``) or in shared (``"cp.async"``).
+
+        ``nbytes`` are the bytes the lanes asked for, ``sectors`` the distinct 32-byte sectors, ``hit_bytes``
+        the part of ``32 * sectors`` found in L2. A request that misses in part pays the DRAM latency.
+        """
+        engine = self.profile.cp_async if path == "cp.async" else self.profile.lsu
+        moved = sectors * float(SECTOR_BYTES)
+        missed = np.where(hit_bytes >= nbytes, 0.0, np.maximum(moved - hit_bytes, 0.0))
+        latency = self._load_latency(missed) + engine.startup_cycles
+        work = self._engine_cycles(engine, moved, latency)
+        done = self._lsu.serve(sm, t, work)
+        return np.maximum(done, self._memory(done - work, moved, missed, write=False)) + latency
 
     def global_store(self, sm: I8, t: F8, nbytes: I8, sectors: I8, miss_bytes: I8) -> tuple[F8, F8]:
-        raise NotImplementedError
+        """``(accepted, performed)``: when the warp may go on, and when all of the GPU sees the data.
+
+        ``miss_bytes`` are the written bytes whose lines were not in L2; they are charged to DRAM.
+        """
+        moved = sectors * float(SECTOR_BYTES)
+        latency = self.profile.l2.write_latency_cycles
+        work = self._engine_cycles(self.profile.lsu, moved, np.full(len(t), latency))
+        done = self._store.serve(sm, t, work)
+        performed = np.maximum(done, self._memory(done - work, moved, miss_bytes, write=True)) + latency
+        return done, performed
 
     def bulk_load(
         self, sm: I8, t: F8, nbytes: I8, hit_bytes: I8, requests: I8, *, tensor: bool = False
     ) -> F8:
-        raise NotImplementedError
+        """When bulk (or ``tensor``) copies to shared memory complete on their mbarriers.
+
+        ``requests`` is how many requests the TMA unit handles for the copy: 1, or its instructions' number.
+        Raises Unsupported when the profile has no TMA.
+        """
+        tma = self._require_tma()
+        missed = np.maximum(nbytes - hit_bytes, 0) * 1.0
+        latency = self._load_latency(missed) + tma.startup_cycles
+        if tensor:
+            latency = latency + tma.tensor_startup_cycles
+        begin, done = self._tma_pass(tma, sm, t, nbytes, requests, latency)
+        return np.maximum(done, self._memory(begin, nbytes * 1.0, missed, write=False)) + latency
 
     def bulk_store(
         self, sm: I8, t: F8, nbytes: I8, miss_bytes: I8, requests: I8, *, tensor: bool = False
     ) -> tuple[F8, F8]:
-        raise NotImplementedError
+        """``(source_read, performed)`` of bulk (or ``tensor``) copies from shared memory.
 
+        ``source_read`` is what ``cp.async.bulk.wait_group.read`` waits for, ``performed`` what the plain form
+        waits for. Raises Unsupported when the profile has no TMA.
+        """
+        tma = self._require_tma()
+        startup = tma.startup_cycles + (tma.tensor_startup_cycles if tensor else 0.0)
+        latency = np.full(len(t), startup + self.profile.l2.write_latency_cycles)
+        begin, done = self._tma_pass(tma, sm, t, nbytes, requests, latency)
+        performed = np.maximum(done, self._memory(begin, nbytes * 1.0, miss_bytes, write=True)) + latency
+        return done + startup, performed
 
-class L2:
-    """Which 128-byte lines of the arena are in L2: first in, first out, by bytes."""
+    def _tma_pass(self, tma: TmaSpec, sm: I8, t: F8, nbytes: I8, requests: I8, latency: F8) -> tuple[F8, F8]:
+        """When each copy's first byte enters the memory system and its last byte has left the TMA unit.
 
-    def __init__(self, profile: Profile, arena_lines: int) -> None:
-        raise NotImplementedError
+        A copy holds the unit for its bytes or its requests, whichever takes longer; the last request's own
+        slot delays those behind it, not its data.
+        """
+        moved = self._engine_cycles(tma, nbytes * 1.0, latency)
+        work = np.maximum(moved, requests / tma.requests_per_cycle)
+        begin = self._tma.serve(sm, t, work) - work
+        stream = np.maximum(moved, nbytes / tma.request_bytes_per_cycle)
+        return begin, begin + np.maximum(stream, (requests - 1) / tma.requests_per_cycle)
 
-    def touch(self, line_ids: I8, write: bool) -> NDArray[np.bool_]:
-        raise NotImplementedError
+    def _require_tma(self) -> TmaSpec:
+        if self.profile.tma is None:
+            raise Unsupported(
+                f"{self.profile.device.name} has no TMA: bulk and tensor copies need compute capability 9.0; "
+                "use cp.async or plain loads",
+                rule="tma.absent",
+            )
+        return self.profile.tma
 
-    def flush(self) -> None:
-        raise NotImplementedError
+    def _load_latency(self, missed: F8) -> F8:
+        return np.where(missed > 0, self.profile.dram.latency_cycles, self.profile.l2.hit_latency_cycles)
+
+    @staticmethod
+    def _engine_cycles(engine: EngineSpec, moved: F8, latency: F8) -> F8:
+        """Cycles of the engine: its rate, or the rate its bytes in flight allow at this latency."""
+        return moved * np.maximum(1.0 / engine.bytes_per_cycle, latency / engine.max_bytes_in_flight)
+
+    def _memory(self, t: F8, moved: F8, missed: F8 | I8, *, write: bool) -> F8:
+        """When L2 and DRAM have passed the bytes of requests that reach them at ``t``."""
+        zeros = np.zeros(len(t), dtype=np.int64)
+        done = self._l2.serve(zeros, t, moved / self.profile.l2.bytes_per_cycle)
+        total = float(missed.sum())
+        if total <= 0.0:
+            return done
+        paired = min(self._dram_read, self._dram_written)
+        if write:
+            self._dram_written += total
+            cost = self._write_cycles_per_byte
+        else:
+            self._dram_read += total
+            cost = self._read_cycles_per_byte
+        paired = min(self._dram_read, self._dram_written) - paired
+        cost += self._turn_cycles_per_byte * paired / total
+        which = np.flatnonzero(missed)
+        late = self._dram.serve(zeros[: len(which)], t[which], missed[which] * cost)
+        done[which] = np.maximum(done[which], late)
+        return done

@@ -91,11 +91,15 @@ class L2Spec:
 
 @dataclass(frozen=True)
 class DramSpec:
-    """DRAM: load-to-use latency of an L2 miss seen by the LSU; reachable share of the nominal bandwidth."""
+    """DRAM: load-to-use latency of an L2 miss seen by the LSU; reachable share of the nominal bandwidth.
+
+    ``turnaround`` is the extra bus time of a read byte that is mixed with a written one, in bytes.
+    """
 
     latency_cycles: float
     read_efficiency: float
     write_efficiency: float
+    turnaround: float
 
 
 @dataclass(frozen=True)
@@ -109,9 +113,13 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class TmaSpec(EngineSpec):
-    """The TMA unit of an SM. ``tensor_startup_cycles`` comes on top of ``startup_cycles``."""
+    """The TMA unit of an SM. ``tensor_startup_cycles`` comes on top of ``startup_cycles``.
+
+    ``bytes_per_cycle`` is the unit's rate, ``request_bytes_per_cycle`` that of one request alone.
+    """
 
     tensor_startup_cycles: float
+    request_bytes_per_cycle: float
     requests_per_cycle: float
 
 
@@ -181,8 +189,8 @@ _OPTIONAL = frozenset({"tma"})
 class Profile:
     """One emulated GPU. ``tma`` is None where the GPU has none.
 
-    ``notes`` maps ``"section.field"`` to ``(unit, source)``. ``variants`` are named sets of values for related
-    boards on which public rows were measured; ``tests`` are the rows that the model is checked against.
+    ``notes`` maps ``"section.field"`` to ``(unit, source)``. ``variants`` are named sets of values for
+    related boards on which public rows were measured; ``tests`` are the rows the model is checked against.
     """
 
     key: str
@@ -228,8 +236,8 @@ class Profile:
     def replace(self, path: str, value: float | None = None, *, factor: float | None = None) -> Profile:
         """A copy with one parameter set to ``value`` or multiplied by ``factor`` (sensitivity).
 
-        Whole-number parameters are rounded. Raises KeyError for an unknown path, ValueError unless exactly one
-        of ``value`` and ``factor`` is given or when the parameter is no number.
+        Whole-number parameters are rounded. Raises KeyError for an unknown path, ValueError unless exactly
+        one of ``value`` and ``factor`` is given or when the parameter is no number.
         """
         if (value is None) == (factor is None):
             raise ValueError(f"replace({path!r}): give either value or factor, not both or none")
@@ -263,8 +271,8 @@ def names() -> list[str]:
 def load(name: str | Path) -> Profile:
     """Load a profile by name (``"h100"``) or from a TOML file.
 
-    Raises FileNotFoundError for an unknown name and ValueError for a file with a missing, unknown or unsourced
-    parameter.
+    Raises FileNotFoundError for an unknown name and ValueError for a file with a missing, unknown or
+    unsourced parameter.
     """
     path = Path(name)
     if path.suffix == ".toml":

@@ -1,0 +1,123 @@
+"""What the clock says about the public measurements that did not fix it.
+
+``python -m smfree.emulator.replay h100`` prints every parameter with its source, then each test row: the
+public value, the modelled value and the relative error. No kernel runs here; the rows are replayed on the
+bare clock.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from smfree.emulator.clock import Clock
+from smfree.emulator.profile import Profile, PublishedRow, load, names
+
+_LOOP_INSTRUCTIONS = (
+    6  # of the producer's loop around one bulk copy: issue, expect, arrive, wait, add, branch
+)
+_ROUNDS = 24
+
+
+class Replayed(NamedTuple):
+    """One test row: ``public`` is from elsewhere, ``modelled`` from the clock; ``error`` is relative."""
+
+    row: PublishedRow
+    modelled: float
+
+    @property
+    def error(self) -> float:
+        return self.modelled / self.row.value - 1.0
+
+
+def _latency(clock: Clock, args: Mapping[str, float], *, bulk: bool) -> float:
+    """Cycles from issue to data of one access, nothing else running."""
+    sm, t = np.zeros(1, dtype=np.int64), np.zeros(1)
+    nbytes = np.array([int(args["bytes"])])
+    hit = nbytes if args["hit"] else np.zeros_like(nbytes)
+    if bulk:
+        return float(clock.bulk_load(sm, t, nbytes, hit, np.ones(1, dtype=np.int64))[0])
+    return float(clock.global_load(sm, t, nbytes, -(-nbytes // 32), hit)[0])
+
+
+def _bulk_loop(clock: Clock, args: Mapping[str, float], *, tensor: bool) -> float:
+    """GiB/s of a kernel whose every CTA keeps one bulk copy from DRAM in flight and waits for it."""
+    device = clock.profile.device
+    ctas = device.num_sms * int(args["ctas"])
+    sm = np.arange(ctas) % device.num_sms
+    size = int(args["bytes"])
+    nbytes = np.full(ctas, size)
+    none, one = np.zeros(ctas, dtype=np.int64), np.ones(ctas, dtype=np.int64)
+    t = np.zeros(ctas)
+    middle = 0.0
+    for index in range(_ROUNDS):
+        if index == _ROUNDS // 2:
+            middle = float(t.mean())
+        t = clock.issue(sm, t, _LOOP_INSTRUCTIONS)
+        t = clock.bulk_load(sm, t, nbytes, none, one, tensor=tensor)
+        t = t + clock.mbarrier_arrive_cycles + clock.mbarrier_wait_wake_cycles
+    per_round = (float(t.mean()) - middle) / (_ROUNDS - _ROUNDS // 2)
+    return ctas * size / clock.seconds(per_round) / 2**30
+
+
+def _stream(clock: Clock, reads: int, writes: int, *, hit: bool) -> float:
+    """GB/s of all SMs streaming through the LSU with much more in flight than needed."""
+    device = clock.profile.device
+    warps = device.num_sms * 64
+    sm = np.arange(warps) % device.num_sms
+    nbytes, sectors = np.full(warps, 512), np.full(warps, 16)
+    none = np.zeros(warps, dtype=np.int64)
+    end, t = 0.0, np.zeros(warps)
+    for _ in range(4):
+        for _ in range(reads):
+            end = max(end, float(clock.global_load(sm, t, nbytes, sectors, nbytes if hit else none).max()))
+        for _ in range(writes):
+            end = max(
+                end, float(clock.global_store(sm, t, nbytes, sectors, none if hit else nbytes)[1].max())
+            )
+    latency = clock.profile.l2.hit_latency_cycles if hit else clock.profile.dram.latency_cycles
+    return 4 * (reads + writes) * warps * 512 / clock.seconds(end - latency) / 1e9
+
+
+_KINDS: dict[str, Callable[[Clock, Mapping[str, float]], float]] = {
+    "load_latency": lambda clock, args: _latency(clock, args, bulk=False),
+    "bulk_latency": lambda clock, args: _latency(clock, args, bulk=True),
+    "bulk_loop": lambda clock, args: _bulk_loop(clock, args, tensor=False),
+    "tensor_loop": lambda clock, args: _bulk_loop(clock, args, tensor=True),
+    "dram_stream": lambda clock, args: _stream(clock, int(args["reads"]), int(args["writes"]), hit=False),
+    "l2_stream": lambda clock, args: _stream(clock, 1, 0, hit=True),
+}
+
+
+def replay(profile: Profile) -> list[Replayed]:
+    """Model every test row of the profile, in its own unit."""
+    return [
+        Replayed(row, _KINDS[row.kind](Clock(profile.variant(row.variant)), row.args))
+        for row in profile.tests
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Print parameters and test rows of the named profiles (default: all)."""
+    for name in arguments or names():
+        profile = load(name)
+        print(f"{profile.key}: {profile.device.name}\n\nparameters of the clock")
+        for item in profile.parameters(clock_only=True):
+            print(f"  {item.path:32} {item.value:10g} {item.unit:12} {item.source}")
+        print("\nrows that fixed a parameter: " + ", ".join(profile.fixed_by))
+        print(f"\n{'test row':26} {'board':18} {'public':>9} {'modelled':>9} {'error':>7}  unit     source")
+        for done in replay(profile):
+            row = done.row
+            print(
+                f"{row.id:26} {row.variant or profile.key:18} {row.value:9.1f} {done.modelled:9.1f} "
+                f"{done.error:+7.1%}  {row.unit:8} {row.source}"
+            )
+        print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
