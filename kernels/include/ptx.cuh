@@ -20,7 +20,7 @@ struct b32x8 { b32x4 low, high; };
 
 __device__ __forceinline__ u32 smem_addr(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// ---- ld and st: global memory, one overload per width -------------------------------------------------------
+// ---- ld and st: global memory, one overload per width -------------------------------------------
 
 __device__ __forceinline__ void ld_global(b32x1& dst, const void* src) {
   asm volatile("ld.global.b32 %0, [%1];" : "=r"(dst.x) : "l"(src) : "memory");
@@ -34,8 +34,8 @@ __device__ __forceinline__ void ld_global(b32x4& dst, const void* src) {
 }
 __device__ __forceinline__ void ld_global(b32x8& dst, const void* src) {  // sm_100 and later
   asm volatile("ld.global.v8.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"
-               : "=r"(dst.low.x), "=r"(dst.low.y), "=r"(dst.low.z), "=r"(dst.low.w),
-                 "=r"(dst.high.x), "=r"(dst.high.y), "=r"(dst.high.z), "=r"(dst.high.w) : "l"(src) : "memory");
+               : "=r"(dst.low.x), "=r"(dst.low.y), "=r"(dst.low.z), "=r"(dst.low.w), "=r"(dst.high.x),
+                 "=r"(dst.high.y), "=r"(dst.high.z), "=r"(dst.high.w) : "l"(src) : "memory");
 }
 
 // .nc: nobody writes these bytes while the kernel runs, so the load may use the read-only path.
@@ -51,8 +51,8 @@ __device__ __forceinline__ void ld_global_nc(b32x4& dst, const void* src) {
 }
 __device__ __forceinline__ void ld_global_nc(b32x8& dst, const void* src) {  // sm_100 and later
   asm volatile("ld.global.nc.v8.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"
-               : "=r"(dst.low.x), "=r"(dst.low.y), "=r"(dst.low.z), "=r"(dst.low.w),
-                 "=r"(dst.high.x), "=r"(dst.high.y), "=r"(dst.high.z), "=r"(dst.high.w) : "l"(src) : "memory");
+               : "=r"(dst.low.x), "=r"(dst.low.y), "=r"(dst.low.z), "=r"(dst.low.w), "=r"(dst.high.x),
+                 "=r"(dst.high.y), "=r"(dst.high.z), "=r"(dst.high.w) : "l"(src) : "memory");
 }
 
 // .cg: cached in L2, not in L1.
@@ -77,7 +77,7 @@ __device__ __forceinline__ void st_global(void* dst, const b32x8& src) {  // sm_
                   "r"(src.high.x), "r"(src.high.y), "r"(src.high.z), "r"(src.high.w) : "memory");
 }
 
-// ---- ld and st: shared memory, at most 16 bytes per thread --------------------------------------------------
+// ---- ld and st: shared memory, at most 16 bytes per thread --------------------------------------
 
 __device__ __forceinline__ void ld_shared(b32x1& dst, u32 src) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(dst.x) : "r"(src) : "memory");
@@ -100,7 +100,7 @@ __device__ __forceinline__ void st_shared(u32 dst, const b32x4& src) {
                :: "r"(dst), "r"(src.x), "r"(src.y), "r"(src.z), "r"(src.w) : "memory");
 }
 
-// ---- cp.async: global to shared without registers, sm_80 and later ------------------------------------------
+// ---- cp.async: global to shared without registers, sm_80 and later ------------------------------
 
 template <u32 BYTES>  // 4, 8 or 16
 __device__ __forceinline__ void cp_async_ca(u32 dst, const void* src) {
@@ -110,13 +110,15 @@ template <u32 BYTES>  // 16 only
 __device__ __forceinline__ void cp_async_cg(u32 dst, const void* src) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], %2;" :: "r"(dst), "l"(src), "n"(BYTES) : "memory");
 }
-__device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void cp_async_commit_group() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 template <u32 PENDING>  // returns when at most PENDING of this thread's newest groups are incomplete
 __device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 }
 
-// ---- mbarrier, sm_90 forms ----------------------------------------------------------------------------------
+// ---- mbarrier, sm_90 forms ----------------------------------------------------------------------
 
 __device__ __forceinline__ void mbarrier_init(u32 mbar, u32 arrival_count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(mbar), "r"(arrival_count) : "memory");
@@ -138,25 +140,26 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 mbar, u32 parity) {
   return done != 0;
 }
 
-// ---- cp.async.bulk: the TMA, sm_90 and later ----------------------------------------------------------------
-// A CTA's own shared::cta addresses are valid shared::cluster addresses; older assemblers know only that spelling.
+// ---- cp.async.bulk: the TMA, sm_90 and later ----------------------------------------------------
+// Loads name shared::cta (PTX 8.6 and later): from the older shared::cluster, ptxas makes a call for sm_120.
 
-__device__ __forceinline__ void cp_async_bulk_shared_global(u32 dst, const void* src, u32 num_bytes, u32 mbar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+__device__ __forceinline__ void cp_async_bulk_shared_global(u32 dst, const void* src, u32 num_bytes,
+                                                            u32 mbar) {
+  asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                :: "r"(dst), "l"(src), "r"(num_bytes), "r"(mbar) : "memory");
 }
 __device__ __forceinline__ void cp_async_bulk_global_shared(void* dst, u32 src, u32 num_bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
                :: "l"(dst), "r"(src), "r"(num_bytes) : "memory");
 }
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_shared_global(u32 dst, const TensorMap* map, u32 column,
-                                                                      u32 row, u32 mbar) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_shared_global(u32 dst, const TensorMap* map,
+                                                                      u32 column, u32 row, u32 mbar) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
                "[%0], [%1, {%2, %3}], [%4];"
                :: "r"(dst), "l"(map), "r"(column), "r"(row), "r"(mbar) : "memory");
 }
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_global_shared(const TensorMap* map, u32 column, u32 row,
-                                                                      u32 src) {
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_global_shared(const TensorMap* map, u32 column,
+                                                                      u32 row, u32 src) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
                :: "l"(map), "r"(column), "r"(row), "r"(src) : "memory");
 }
@@ -172,7 +175,7 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(PENDING) : "memory");
 }
 
-// ---- fences and clocks --------------------------------------------------------------------------------------
+// ---- fences and clocks --------------------------------------------------------------------------
 
 // Orders generic accesses (ld, st, cp.async) to this CTA's shared memory before later bulk and tensor copies.
 __device__ __forceinline__ void fence_proxy_async_shared_cta() {

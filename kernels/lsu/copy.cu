@@ -1,14 +1,15 @@
 // How fast do threads move bytes with plain loads and stores?
 //
-// Moves      num_bytes from src to dst: global -> registers -> shared -> registers -> global. Every byte crosses
-//            the registers twice. The last num_bytes % VECTOR_BYTES bytes go global -> registers -> global.
-// In flight  THREADS x UNROLL x VECTOR_BYTES per CTA (at most TILE_BYTES): each thread issues UNROLL loads before
-//            it uses the first.
+// Moves      num_bytes from src to dst: global -> registers -> shared -> registers -> global. Every byte
+//            crosses the registers twice. The last num_bytes % VECTOR_BYTES bytes go global -> registers ->
+//            global.
+// In flight  THREADS x UNROLL x VECTOR_BYTES per CTA (at most TILE_BYTES): each thread issues UNROLL loads
+//            before it uses the first.
 // Needs      sm_80; VECTOR_BYTES = 32 needs sm_100. src and dst aligned to VECTOR_BYTES, not overlapping.
 // Barriers   two __syncthreads per tile: the tile is complete; every thread is done with it.
 // Shared     [0, TILE_BYTES) the tile, as it lies in global memory.
-// Compile    nvcc -arch=sm_80 -cubin -I../include -DTILE_BYTES=16384 -DTHREADS=256 -DVECTOR_BYTES=16 -DUNROLL=4
-//            -DREAD_ONLY=0 copy.cu
+// Compile    nvcc -arch=sm_80 -cubin -I../include -DTILE_BYTES=16384 -DTHREADS=256 -DVECTOR_BYTES=16
+//            -DUNROLL=4 -DREAD_ONLY=0 copy.cu
 // Launch     any grid (CTAs stride over the tiles), THREADS threads, TILE_BYTES of dynamic shared memory.
 #include "ptx.cuh"
 
@@ -41,35 +42,39 @@ __device__ __forceinline__ void ld_shared(b32x8& dst, u32 src) {
   ld_shared(dst.high, src + 16);
 }
 
-// Whole batches carry no bounds test, so that the UNROLL loads stand together; only the rest of a tile has one.
-template <bool WHOLE>
-__device__ __forceinline__ void load_batch(u32 tile, const u8* src, u32 first, u32 num_vectors) {
-  Vector v[UNROLL];
+// COUNT loads, then COUNT uses: the loads of a batch are in flight together.
+template <u32 COUNT>
+__device__ __forceinline__ void load_vectors(u32 tile, const u8* src, u32 first) {
+  Vector v[COUNT];
 #pragma unroll
-  for (u32 k = 0; k < UNROLL; ++k) {
-    const u32 i = first + k * THREADS + threadIdx.x;
-    if (WHOLE || i < num_vectors) load(v[k], src + i * VECTOR_BYTES);
-  }
+  for (u32 k = 0; k < COUNT; ++k) load(v[k], src + (first + k * THREADS) * VECTOR_BYTES);
 #pragma unroll
-  for (u32 k = 0; k < UNROLL; ++k) {
-    const u32 i = first + k * THREADS + threadIdx.x;
-    if (WHOLE || i < num_vectors) st_shared(tile + i * VECTOR_BYTES, v[k]);
-  }
+  for (u32 k = 0; k < COUNT; ++k) st_shared(tile + (first + k * THREADS) * VECTOR_BYTES, v[k]);
 }
 
-template <bool WHOLE>
-__device__ __forceinline__ void store_batch(u8* dst, u32 tile, u32 first, u32 num_vectors) {
-  Vector v[UNROLL];
+template <u32 COUNT>
+__device__ __forceinline__ void store_vectors(u8* dst, u32 tile, u32 first) {
+  Vector v[COUNT];
 #pragma unroll
-  for (u32 k = 0; k < UNROLL; ++k) {
-    const u32 i = first + k * THREADS + threadIdx.x;
-    if (WHOLE || i < num_vectors) ld_shared(v[k], tile + i * VECTOR_BYTES);
-  }
+  for (u32 k = 0; k < COUNT; ++k) ld_shared(v[k], tile + (first + k * THREADS) * VECTOR_BYTES);
 #pragma unroll
-  for (u32 k = 0; k < UNROLL; ++k) {
-    const u32 i = first + k * THREADS + threadIdx.x;
-    if (WHOLE || i < num_vectors) st_global(dst + i * VECTOR_BYTES, v[k]);
-  }
+  for (u32 k = 0; k < COUNT; ++k) st_global(dst + (first + k * THREADS) * VECTOR_BYTES, v[k]);
+}
+
+__device__ __forceinline__ void load_tile(u32 tile, const u8* src, u32 num_vectors) {
+  const u32 batched = num_vectors / BATCH * BATCH;  // the rest of a tile goes vector by vector
+#pragma unroll 1
+  for (u32 i = 0; i < batched; i += BATCH) load_vectors<UNROLL>(tile, src, i + threadIdx.x);
+#pragma unroll 1
+  for (u32 i = batched + threadIdx.x; i < num_vectors; i += THREADS) load_vectors<1>(tile, src, i);
+}
+
+__device__ __forceinline__ void store_tile(u8* dst, u32 tile, u32 num_vectors) {
+  const u32 batched = num_vectors / BATCH * BATCH;
+#pragma unroll 1
+  for (u32 i = 0; i < batched; i += BATCH) store_vectors<UNROLL>(dst, tile, i + threadIdx.x);
+#pragma unroll 1
+  for (u32 i = batched + threadIdx.x; i < num_vectors; i += THREADS) store_vectors<1>(dst, tile, i);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) lsu_copy(u8* dst, const u8* src, u64 num_bytes) {
@@ -80,14 +85,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) lsu_copy(u8* dst, const u8
     const u64 offset = tile * TILE_BYTES;
     const u64 left_bytes = num_bytes - offset;
     const u32 num_vectors = (left_bytes < TILE_BYTES ? (u32)left_bytes : TILE_BYTES) / VECTOR_BYTES;
-    const u32 whole = num_vectors / BATCH * BATCH;
-
-    for (u32 first = 0; first < whole; first += BATCH) load_batch<true>(tile_smem, src + offset, first, whole);
-    if (whole < num_vectors) load_batch<false>(tile_smem, src + offset, whole, num_vectors);
-    // Each thread reads back what it wrote, so a copy alone could do without; whoever computes on the tile cannot.
+    load_tile(tile_smem, src + offset, num_vectors);
+    // Each thread reads back what it wrote, so a copy alone could do without; who computes on the tile cannot.
     __syncthreads();
-    for (u32 first = 0; first < whole; first += BATCH) store_batch<true>(dst + offset, tile_smem, first, whole);
-    if (whole < num_vectors) store_batch<false>(dst + offset, tile_smem, whole, num_vectors);
+    store_tile(dst + offset, tile_smem, num_vectors);
     __syncthreads();  // the next tile overwrites this one
   }
 

@@ -1,17 +1,21 @@
 // How fast does the TMA move bytes as 1-D bulk copies, with one thread asking?
 //
-// Moves      num_bytes from src to dst: global -> shared -> global, both ways by cp.async.bulk; no byte passes through
-//            registers. A bulk copy takes multiples of 16 bytes: the last num_bytes % 16 go through one thread each.
+// Moves      num_bytes from src to dst: global -> shared -> global, both ways by cp.async.bulk; no byte
+//            passes through registers. A bulk copy takes multiples of 16 bytes: the last num_bytes % 16 go
+//            through one thread each.
 // In flight  NUM_STAGES x TILE_BYTES of loads per CTA.
 // Needs      sm_90. src and dst 16-byte aligned, not overlapping.
-// Barriers   full[s]: 1 arrival (the asking thread, with expect_tx of the tile's bytes) and those bytes; completed once
-//            per use of stage s, so the awaited parity starts at 0 and flips at each wrap of the ring. No empty[s]: the
-//            thread that asks also stores, and wait_group.read tells it that the stage has been read.
-// Proxies    none crossed: a tile is written and read by the async proxy, and the wait on full[s] orders the two.
-// Shared     stage s at [s x TILE_BYTES, (s + 1) x TILE_BYTES), NUM_STAGES of them; then full[NUM_STAGES], 8 bytes each.
+// Barriers   full[s]: 1 arrival (the asking thread, with expect_tx of the tile's bytes) and those bytes;
+//            completed once per use of stage s, so the awaited parity starts at 0 and flips at each wrap of
+//            the ring. No empty[s]: the thread that asks also stores, and wait_group.read tells it that the
+//            stage has been read.
+// Proxies    none crossed: a tile is written and read by the async proxy, and the wait on full[s] orders the
+//            two.
+// Shared     stage s at [s x TILE_BYTES, + TILE_BYTES), NUM_STAGES of them; then full[NUM_STAGES], 8 bytes
+//            each.
 // Compile    nvcc -arch=sm_90a -cubin -I../include -DTILE_BYTES=16384 -DNUM_STAGES=4 -DTHREADS=32 bulk.cu
-// Launch     any grid (CTAs stride over the tiles), THREADS threads, NUM_STAGES x (TILE_BYTES + 8) of dynamic shared
-//            memory.
+// Launch     any grid (CTAs stride over the tiles), THREADS threads, NUM_STAGES x (TILE_BYTES + 8) of dynamic
+//            shared memory.
 #include "ptx.cuh"
 
 static_assert(TILE_BYTES % 16 == 0, "cp.async.bulk moves multiples of 16 bytes");
@@ -40,9 +44,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) tma_bulk(u8* dst, const u8
 
   if (threadIdx.x == 0) {
     for (u32 s = 0; s < NUM_STAGES; ++s) mbarrier_init(full_at(s), 1);
-    fence_mbarrier_init();  // the TMA completes bytes on full[] at cluster scope: it must find them initialised
+    fence_mbarrier_init();  // the TMA counts bytes on full[] at cluster scope: it must find them initialised
 
     u64 request = blockIdx.x;  // the next tile to ask for, up to NUM_STAGES ahead of the one being stored
+#pragma unroll 1
     for (u32 s = 0; s < NUM_STAGES && request < num_tiles; ++s, request += gridDim.x)
       load_tile(s, src, request, bulk_bytes);
 

@@ -1,28 +1,30 @@
 // How fast does the TMA move bytes as 2-D tensor copies, with one thread asking?
 //
-// Moves      num_bytes from src to dst: global -> shared -> global, both ways by cp.async.bulk.tensor.2d; no byte passes
-//            through registers. The arrays are seen as rows of ROW_BYTES, a tile is BOX_ROWS of them. Loads fill the rows
-//            past the end with zeros, stores drop them. The last num_bytes % ROW_BYTES bytes are no row: the threads
-//            move them.
+// Moves      num_bytes from src to dst: global -> shared -> global, both ways by cp.async.bulk.tensor.2d; no
+//            byte passes through registers. The arrays are seen as rows of ROW_BYTES, a tile is BOX_ROWS of
+//            them. Loads fill the rows past the end with zeros, stores drop them. The last num_bytes %
+//            ROW_BYTES bytes are no row: the threads move them.
 // In flight  NUM_STAGES x TILE_BYTES of loads per CTA, TILE_BYTES = BOX_ROWS x ROW_BYTES.
-// Needs      sm_90. src and dst 16-byte aligned, not overlapping. Tensor maps of box {ROW_BYTES, BOX_ROWS} over the same
-//            rows of each; both with one swizzle, which then cancels out.
-// Barriers   full[s]: 1 arrival (the asking thread, with expect_tx of TILE_BYTES: rows that are filled count too) and
-//            those bytes; completed once per use of stage s, so the awaited parity starts at 0 and flips at each wrap
-//            of the ring. No empty[s]: the thread that asks also stores, and wait_group.read frees the stage.
-// Proxies    none crossed: a tile is written and read by the async proxy, and the wait on full[s] orders the two.
-// Shared     stage s at [s x STAGE_BYTES, + TILE_BYTES), NUM_STAGES of them, STAGE_BYTES a multiple of 128 (1024, 512,
-//            256 under a 128, 64, 32-byte swizzle); then full[NUM_STAGES], 8 bytes each.
-// Compile    nvcc -arch=sm_90a -cubin -I../include -DROW_BYTES=128 -DBOX_ROWS=128 -DSTAGE_BYTES=16384 -DNUM_STAGES=4
-//            -DTHREADS=32 tensor2d.cu
-// Launch     any grid (CTAs stride over the tiles), THREADS threads, NUM_STAGES x (STAGE_BYTES + 8) of dynamic shared
-//            memory.
+// Needs      sm_90. src and dst 16-byte aligned, not overlapping. Tensor maps of box {ROW_BYTES, BOX_ROWS}
+//            over the same rows of each; both with one swizzle, which then cancels out.
+// Barriers   full[s]: 1 arrival (the asking thread, with expect_tx of TILE_BYTES: rows that are filled count
+//            too) and those bytes; completed once per use of stage s, so the awaited parity starts at 0 and
+//            flips at each wrap of the ring. No empty[s]: the thread that asks also stores, and
+//            wait_group.read frees the stage.
+// Proxies    none crossed: a tile is written and read by the async proxy, and the wait on full[s] orders the
+//            two.
+// Shared     stage s at [s x STAGE_BYTES, + TILE_BYTES), NUM_STAGES of them, STAGE_BYTES a multiple of 128
+//            (1024, 512, 256 under a 128, 64, 32-byte swizzle); then full[NUM_STAGES], 8 bytes each.
+// Compile    nvcc -arch=sm_90a -cubin -I../include -DROW_BYTES=128 -DBOX_ROWS=128 -DSTAGE_BYTES=16384
+//            -DNUM_STAGES=4 -DTHREADS=32 tensor2d.cu
+// Launch     any grid (CTAs stride over the tiles), THREADS threads, NUM_STAGES x (STAGE_BYTES + 8) of
+//            dynamic shared memory.
 #include "ptx.cuh"
 
 constexpr u32 TILE_BYTES = BOX_ROWS * ROW_BYTES;
 
 static_assert(ROW_BYTES % 16 == 0 && BOX_ROWS <= 256, "what a tensor map's box allows");
-static_assert(STAGE_BYTES % 128 == 0 && STAGE_BYTES >= TILE_BYTES, "a tensor copy's shared address is 128-byte aligned");
+static_assert(STAGE_BYTES % 128 == 0 && STAGE_BYTES >= TILE_BYTES, "stages are 128-byte aligned");
 
 extern __shared__ __align__(1024) u8 smem[];
 
@@ -43,9 +45,10 @@ tma_tensor2d(const __grid_constant__ TensorMap dst_map, const __grid_constant__ 
 
   if (threadIdx.x == 0) {
     for (u32 s = 0; s < NUM_STAGES; ++s) mbarrier_init(full_at(s), 1);
-    fence_mbarrier_init();  // the TMA completes bytes on full[] at cluster scope: it must find them initialised
+    fence_mbarrier_init();  // the TMA counts bytes on full[] at cluster scope: it must find them initialised
 
     u64 request = blockIdx.x;  // the next tile to ask for, up to NUM_STAGES ahead of the one being stored
+#pragma unroll 1
     for (u32 s = 0; s < NUM_STAGES && request < num_tiles; ++s, request += gridDim.x)
       load_tile(s, src_map, request);
 
@@ -65,6 +68,7 @@ tma_tensor2d(const __grid_constant__ TensorMap dst_map, const __grid_constant__ 
   }
 
   if (blockIdx.x == gridDim.x - 1) {
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < tail_bytes; i += THREADS)
       dst[num_rows * ROW_BYTES + i] = src[num_rows * ROW_BYTES + i];
   }
