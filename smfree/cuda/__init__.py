@@ -20,3 +20,80 @@ ctypes value or structure, TensorMap (128 bytes by value), TritonDescriptor (Tri
 Importing this package initialises nothing: no driver call happens before ``Device.open``, and NVRTC is
 loaded by the first compilation.
 """
+
+from smfree.cuda.cache import CompileCache
+from smfree.cuda.capabilities import Capabilities, arch_for
+from smfree.cuda.choose import DeviceSpec, parse_spec
+from smfree.cuda.compile_cuda import CudaSource, compile_cuda
+from smfree.cuda.compile_triton import TritonDescriptor, TritonSource, compile_triton, triton_unavailable
+from smfree.cuda.device import Device
+from smfree.cuda.errors import (
+    ArgumentError,
+    ArrayError,
+    CompileError,
+    ContextFailedError,
+    CudaHostError,
+    DeviceClosedError,
+    DeviceLostError,
+    DeviceSpecError,
+    DriverError,
+    KernelFaultError,
+    KernelNotFoundError,
+    LaunchError,
+    NoDeviceError,
+    TensorMapError,
+    ToolMissingError,
+    TritonError,
+)
+from smfree.cuda.image import FunctionFacts, ModuleImage, ParamInfo
+from smfree.cuda.memory import DeviceArray, HostBuffer
+from smfree.cuda.module import Kernel, Module, ModuleLoadError
+from smfree.cuda.streams import Event, Stream
+from smfree.cuda.tensormap import DataType, Interleave, L2Promotion, OobFill, Swizzle, TensorMap
+
+__all__ = [
+    "ArgumentError",
+    "ArrayError",
+    "Capabilities",
+    "CompileCache",
+    "CompileError",
+    "ContextFailedError",
+    "CudaHostError",
+    "CudaSource",
+    "DataType",
+    "Device",
+    "DeviceArray",
+    "DeviceClosedError",
+    "DeviceLostError",
+    "DeviceSpec",
+    "DeviceSpecError",
+    "DriverError",
+    "Event",
+    "FunctionFacts",
+    "HostBuffer",
+    "Interleave",
+    "Kernel",
+    "KernelFaultError",
+    "KernelNotFoundError",
+    "L2Promotion",
+    "LaunchError",
+    "Module",
+    "ModuleImage",
+    "ModuleLoadError",
+    "NoDeviceError",
+    "OobFill",
+    "ParamInfo",
+    "Stream",
+    "Swizzle",
+    "TensorMap",
+    "TensorMapError",
+    "ToolMissingError",
+    "TritonDescriptor",
+    "TritonError",
+    "TritonSource",
+    "arch_for",
+    "compile_cuda",
+    "compile_triton",
+    "parse_spec",
+    "triton_unavailable",
+]

@@ -68,6 +68,10 @@ class CudaSource:
         except OSError as error:
             raise CompileError(f"the CUDA source {self.path} cannot be read: {error.strerror}") from error
 
+    def stamp(self) -> int:
+        """Changes when the file itself does: its modification time in ns."""
+        return 0 if self.text is not None or not self.path.exists() else self.path.stat().st_mtime_ns
+
     def search_dirs(self) -> tuple[Path, ...]:
         """Every directory that is searched for headers, in order."""
         dirs = list(self.include_dirs)
@@ -197,7 +201,8 @@ def _hints(arch: str, text: bytes, log: str, dirs: tuple[Path, ...]) -> list[str
         words = [word for word in _NEEDS_ARCH_SUFFIX if word in log or word.encode() in text]
         if words:
             hints.append(
-                f"{', '.join(words)} exists only on the arch-specific variant {arch}a: compile for it, not {arch}"
+                f"{', '.join(words)} exists only on the arch-specific variant {arch}a: compile "
+                f"for it, not {arch}"
             )
     if "invalid value for --gpu-architecture" in log:
         hints.append(f"this NVRTC knows {', '.join(supported_archs())}; install a newer nvidia-cuda-nvrtc")

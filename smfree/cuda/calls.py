@@ -1,0 +1,155 @@
+"""Driver calls, each one checked.
+
+A :class:`Calls` is the only way in which smfree.cuda talks to a driver. It makes the device's context
+current, checks the returned code, and turns a failure into an exception that tells three situations apart:
+the driver refused these arguments, a kernel failed, or the context had failed before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from smfree.cuda.errors import (
+    ContextFailedError,
+    DeviceClosedError,
+    DeviceLostError,
+    DriverError,
+    KernelFaultError,
+)
+
+_FAULTS = frozenset(
+    (
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+        "CUDA_ERROR_LAUNCH_TIMEOUT",
+        "CUDA_ERROR_ASSERT",
+        "CUDA_ERROR_HARDWARE_STACK_ERROR",
+        "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+        "CUDA_ERROR_MISALIGNED_ADDRESS",
+        "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+        "CUDA_ERROR_INVALID_PC",
+        "CUDA_ERROR_LAUNCH_FAILED",
+        "CUDA_ERROR_TENSOR_MEMORY_LEAK",
+        "CUDA_ERROR_EXTERNAL_DEVICE",
+        "CUDA_ERROR_CONTAINED",
+    )
+)
+_LOST = frozenset(
+    (
+        "CUDA_ERROR_ECC_UNCORRECTABLE",
+        "CUDA_ERROR_NVLINK_UNCORRECTABLE",
+        "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+        "CUDA_ERROR_DEVICE_UNAVAILABLE",
+        "CUDA_ERROR_SYSTEM_NOT_READY",
+        "CUDA_ERROR_NO_DEVICE",
+        "CUDA_ERROR_DEINITIALIZED",
+        "CUDA_ERROR_MPS_CLIENT_TERMINATED",
+    )
+)
+_REMEDIES = {
+    "CUDA_ERROR_OUT_OF_MEMORY": "free device arrays or ask for less",
+    "CUDA_ERROR_INVALID_VALUE": "an argument is outside what the driver accepts",
+    "CUDA_ERROR_INVALID_CONTEXT": "the device was closed, or its context belongs to another thread's work",
+    "CUDA_ERROR_INVALID_HANDLE": "the object was freed, or belongs to another device",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU": "compile for this device's architecture",
+    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": "use fewer threads, registers or bytes of shared memory per CTA",
+    "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": "all CTAs of a cooperative launch must be "
+    "resident: use a smaller grid",
+    "CUDA_ERROR_INVALID_CLUSTER_SIZE": "use a cluster of at most 8 CTAs that divides the grid",
+    "CUDA_ERROR_NOT_SUPPORTED": "this device or driver cannot do it: ask device.capabilities first",
+    "CUDA_ERROR_NOT_PERMITTED": "the operation is not allowed here (profiling rights, or a capturing stream)",
+}
+
+
+class Calls:
+    """One driver and one context.
+
+    ``driver`` is the module ``cuda.bindings.driver`` or an object with the same functions; ``emulated``
+    tells that it has a ``report()``. ``failed`` is the first error that took the context down, None while
+    it lives.
+    """
+
+    def __init__(self, driver: Any, *, spec: str, emulated: bool) -> None:
+        self.driver = driver
+        self.spec = spec
+        self.emulated = emulated
+        self.context: Any = None
+        self.failed: DriverError | None = None
+        self.closed = False
+
+    def __call__(self, api: str, *args: Any, **what: object) -> Any:
+        """Call ``api`` and return its values: none, one, or a tuple. ``what`` names the arguments that
+        matter."""
+        if self.closed:
+            raise DeviceClosedError(f"{api} after the device {self.spec} was closed; open it again")
+        if self.failed is not None:
+            raise self._already_failed(api)
+        if self.context is not None:
+            self.driver.cuCtxSetCurrent(self.context)
+        return self.check(api, getattr(self.driver, api)(*args), **what)
+
+    def check(self, api: str, returned: Any, **what: object) -> Any:
+        """Check what a driver function returned (``(CUresult, ...)``) and give its values."""
+        code, *values = returned if isinstance(returned, tuple) else (returned,)
+        if int(code) != 0:
+            raise self._error(api, int(code), getattr(code, "name", "unknown code"), what)
+        return None if not values else values[0] if len(values) == 1 else tuple(values)
+
+    def is_ready(self, api: str, *args: Any) -> bool:
+        """For queries: True on CUDA_SUCCESS, False on CUDA_ERROR_NOT_READY, an exception on anything else."""
+        try:
+            self(api, *args)
+        except DriverError as error:
+            if error.code_name == "CUDA_ERROR_NOT_READY":
+                return False
+            raise
+        return True
+
+    def quiet(self, api: str, *args: Any) -> None:
+        """For clean-up: call ``api`` unless the context is gone, and let no error out."""
+        if self.failed is None and not self.closed:
+            with contextlib.suppress(Exception):
+                if self.context is not None:
+                    self.driver.cuCtxSetCurrent(self.context)
+                getattr(self.driver, api)(*args)
+
+    def close(self) -> None:
+        """From now on every call is an error and every clean-up a no-op."""
+        self.closed = True
+
+    def _report(self) -> str:
+        return str(self.driver.report() or "") if self.emulated else ""
+
+    def _error(self, api: str, code: int, name: str, what: dict[str, object]) -> DriverError:
+        if name in _LOST:
+            remedy = f"the device {self.spec} is lost: look at dmesg and nvidia-smi, then start a new process"
+            self.failed = DeviceLostError(
+                api, code, name, arguments=what, remedy=remedy, report=self._report()
+            )
+            return self.failed
+        if name in _FAULTS:
+            remedy = (
+                "a kernel launched earlier failed and its context is unusable; "
+                f"{api}'s own arguments were not refused. Start a new process"
+            )
+            if not self.emulated:
+                remedy += "; compute-sanitizer, or the same run with --device emu:h100, names the access"
+            self.failed = KernelFaultError(
+                api, code, name, arguments=what, remedy=remedy, report=self._report()
+            )
+            return self.failed
+        return DriverError(
+            api, code, name, arguments=what, remedy=_REMEDIES.get(name, ""), report=self._report()
+        )
+
+    def _already_failed(self, api: str) -> ContextFailedError:
+        first = self.failed
+        assert first is not None
+        return ContextFailedError(
+            api,
+            first.code,
+            first.code_name,
+            remedy="start a new process",
+            prefix=f"{api} was not called: the context of {self.spec} had already failed. First "
+            f"failure: {first.api}; ",
+        )

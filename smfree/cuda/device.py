@@ -1,0 +1,260 @@
+"""Devices: the entry to everything else in smfree.cuda."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from smfree.cuda.cache import CompileCache
+from smfree.cuda.calls import Calls
+from smfree.cuda.capabilities import Capabilities
+from smfree.cuda.choose import choose
+from smfree.cuda.compile_cuda import CudaSource, compile_cuda
+from smfree.cuda.compile_triton import TritonSource, compile_triton
+from smfree.cuda.errors import ArrayError, NoDeviceError
+from smfree.cuda.image import ModuleImage
+from smfree.cuda.memory import Allocation, DeviceArray, HostBuffer, pinned_array
+from smfree.cuda.module import Module
+from smfree.cuda.streams import Event, Stream
+from smfree.cuda.tensormap import TensorMap, encode, spec_for
+
+
+class _PrimaryContext:
+    """A retained primary context, released when its last user is gone."""
+
+    def __init__(self, calls: Calls, device: Any) -> None:
+        self.handle = calls("cuDevicePrimaryCtxRetain", device)
+        self._release = weakref.finalize(self, _release_context, calls.driver, device)
+
+
+def _release_context(driver: Any, device: Any) -> None:
+    driver.cuDevicePrimaryCtxRelease(device)
+
+
+class Device:
+    """One GPU, real or emulated. Use :meth:`open`; a context manager that closes at the end.
+
+    ``spec`` is what was opened (``cuda:0``, ``emu:h100``), ``clock_source`` how its times come about:
+    ``measured`` on a GPU, ``modelled`` on an emulated one.
+    """
+
+    def __init__(self, driver: Any, ordinal: int = 0, *, spec: str, is_emulated: bool) -> None:
+        self.spec = spec
+        self.ordinal = ordinal
+        self.is_emulated = is_emulated
+        self.driver = driver
+        self.calls = Calls(driver, spec=spec, emulated=is_emulated)
+        self.calls("cuInit", 0)
+        count = int(self.calls("cuDeviceGetCount"))
+        if ordinal >= count:
+            raise NoDeviceError(f"{spec} was asked for, but the driver has {count} devices")
+        self._handle = self.calls("cuDeviceGet", ordinal, ordinal=ordinal)
+        self.capabilities = read_capabilities(self.calls, self._handle)
+        self._context: _PrimaryContext | None = _PrimaryContext(self.calls, self._handle)
+        self.calls.context = self._context.handle
+        self.default_stream = Stream(self, driver.CUstream(0), owned=False)
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet([self.default_stream])
+        self._allocations: weakref.WeakSet[Allocation] = weakref.WeakSet()
+        self._modules: dict[object, Module] = {}
+        self.cache = CompileCache()
+
+    @staticmethod
+    def open(spec: str | None = None, *, schedule: str = "timed", seed: int = 0) -> Device:
+        """Open ``auto``, ``cuda:N`` or ``emu:PROFILE`` (None: ``SMFREE_DEVICE``, else ``auto``).
+
+        ``schedule`` and ``seed`` choose how an emulated GPU interleaves warps; only ``timed`` has a clock.
+        Raises DeviceSpecError for an unknown string, NoDeviceError when ``cuda:N`` is not there.
+        """
+        choice = choose(spec, schedule=schedule, seed=seed)
+        return Device(choice.driver, choice.ordinal, spec=choice.spec, is_emulated=choice.is_emulated)
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Device({self.spec!r}, {self.name!r})"
+
+    @property
+    def name(self) -> str:
+        """The GPU's name."""
+        return self.capabilities.name
+
+    @property
+    def clock_source(self) -> str:
+        """``measured`` or ``modelled``."""
+        return "modelled" if self.is_emulated else "measured"
+
+    @property
+    def driver_version(self) -> tuple[int, int]:
+        """The CUDA version that the driver supports, for example ``(13, 0)``."""
+        version = int(self.calls("cuDriverGetVersion"))
+        return version // 1000, version % 1000 // 10
+
+    @property
+    def uuid(self) -> str:
+        """The GPU's UUID in hexadecimal."""
+        return bytes(self.calls("cuDeviceGetUuid", self._handle).bytes).hex()
+
+    @property
+    def emulator(self) -> Any:
+        """The emulated GPU's state (memory, counters, last launch), None on a real GPU."""
+        return self.driver.node.devices[self.ordinal] if self.is_emulated else None
+
+    # --- compile ------------------------------------------------------------------------------------
+
+    def compile_image(self, source: CudaSource | TritonSource) -> ModuleImage:
+        """Compile for this device's architecture without loading. Raises CompileError."""
+        if isinstance(source, TritonSource):
+            return compile_triton(source, self.capabilities.compute_capability, cache=self.cache)
+        return compile_cuda(source, self.capabilities.arch, cache=self.cache)
+
+    def compile(self, source: CudaSource | TritonSource) -> Module:
+        """Compile and load; the same source gives the same module again (a changed header needs a new
+        device)."""
+        key = (source, source.stamp())
+        if key not in self._modules:
+            self._modules[key] = Module(self, self.compile_image(source))
+        return self._modules[key]
+
+    def load(self, image: ModuleImage) -> Module:
+        """Load an image that is already compiled."""
+        return Module(self, image)
+
+    # --- memory -------------------------------------------------------------------------------------
+
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> DeviceArray:
+        """An uninitialised array (reading it before writing is an error on an emulated GPU)."""
+        dims = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+        if any(n < 0 for n in dims):
+            raise ArrayError(f"a shape has no negative dimension (got {dims})")
+        wanted = np.dtype(dtype)
+        nbytes = int(np.prod(dims, dtype=np.int64)) * wanted.itemsize
+        ptr = int(self.calls("cuMemAlloc", max(nbytes, 1), bytes=nbytes))
+        allocation = Allocation(self.calls, ptr, nbytes)
+        self._allocations.add(allocation)
+        return DeviceArray(self, allocation, 0, dims, wanted)
+
+    def asarray(self, data: Any) -> DeviceArray:
+        """A new device array with a copy of host data: a numpy array, a CPU tensor of torch, a list, a
+        buffer."""
+        array = data.array if isinstance(data, HostBuffer) else np.asarray(data)
+        if array.dtype.kind not in "iufbV" or array.dtype.hasobject:
+            raise ArrayError(f"device arrays hold numbers or plain structures (got dtype {array.dtype})")
+        return self.empty(array.shape, array.dtype).copy_from(array)
+
+    def wrap(self, thing: Any) -> DeviceArray:
+        """View memory of another library, without a copy, through ``__cuda_array_interface__`` or DLPack
+        (torch).
+
+        Raises ArrayError for host memory, other devices' memory, read-only or strided arrays.
+        """
+        from smfree.cuda.interop import wrap
+
+        return wrap(self, thing)
+
+    def pinned(
+        self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8, *, mapped: bool = False
+    ) -> HostBuffer:
+        """Page-locked host memory; with ``mapped`` kernels may use it too."""
+        dims = (shape,) if isinstance(shape, int) else tuple(shape)
+        flags = 0x02 if mapped else 0  # CU_MEMHOSTALLOC_DEVICEMAP
+        array = pinned_array(self.calls, self._context, dims, dtype, flags)
+        device_ptr = None
+        if mapped:
+            device_ptr = int(self.calls("cuMemHostGetDevicePointer", array.ctypes.data, 0))
+        return HostBuffer(self, array, pinned=True, device_ptr=device_ptr)
+
+    def pageable(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> HostBuffer:
+        """Ordinary host memory, zeroed, so that its pages exist."""
+        return HostBuffer(self, np.zeros(shape, dtype) + np.zeros((), dtype), pinned=False)
+
+    def tensor_map(self, array: DeviceArray, box: Sequence[int], **options: Any) -> TensorMap:
+        """Encode a tensor map of ``array``; see :func:`smfree.cuda.tensormap.spec_for` for the options.
+
+        ``box`` and all options are in the array's order (innermost last); a kernel's coordinates are
+        innermost first. Raises TensorMapError with the rule, or KernelFaultError when the context had
+        failed before.
+        """
+        return encode(self.calls, spec_for(array, box, **options), array.allocation)
+
+    # --- streams ------------------------------------------------------------------------------------
+
+    def stream(self, *, non_blocking: bool = False) -> Stream:
+        """A new stream. Unless ``non_blocking``, the default stream and it wait for each other."""
+        stream = Stream(self, self.calls("cuStreamCreate", 1 if non_blocking else 0))
+        self._streams.add(stream)
+        return stream
+
+    def event(self, *, timing: bool = True) -> Event:
+        """A new event."""
+        return Event(self, self.calls("cuEventCreate", 0 if timing else 2), timing=timing)
+
+    def synchronize(self) -> None:
+        """Wait for everything queued on the device. Raises KernelFaultError when a kernel failed."""
+        self.calls("cuCtxSynchronize")
+        for stream in self._streams:
+            stream.settled()
+
+    def owns(self, ptr: int, nbytes: int) -> bool:
+        """Whether these bytes lie inside one live array that this object allocated."""
+        return any(
+            a.ptr <= ptr and ptr + nbytes <= a.ptr + a.nbytes for a in self._allocations if not a.freed
+        )
+
+    def check(self, api: str, returned: Any, **what: object) -> Any:
+        """Check what a driver function returned, for calls made by hand: gives its values or raises
+        DriverError."""
+        return self.calls.check(api, returned, **what)
+
+    def close(self) -> None:
+        """Free everything. Device arrays, streams and kernels of a closed device raise DeviceClosedError."""
+        if self.calls.closed:
+            return
+        for module in self._modules.values():
+            module.unload()
+        for allocation in list(self._allocations):
+            allocation.free()
+        self._modules.clear()
+        self.calls.close()
+        self._context = None
+
+
+def read_capabilities(calls: Calls, handle: Any) -> Capabilities:
+    """Ask the driver for everything that :class:`Capabilities` holds."""
+
+    def get(name: str) -> int:
+        attribute = getattr(calls.driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(calls("cuDeviceGetAttribute", attribute, handle, attribute=name))
+
+    name = calls("cuDeviceGetName", 256, handle)
+    return Capabilities(
+        name=name.split(b"\0", 1)[0].decode() if isinstance(name, bytes) else str(name),
+        compute_capability=(get("COMPUTE_CAPABILITY_MAJOR"), get("COMPUTE_CAPABILITY_MINOR")),
+        num_sms=get("MULTIPROCESSOR_COUNT"),
+        max_shared_bytes_per_block=get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        shared_bytes_per_sm=get("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+        reserved_shared_bytes_per_cta=get("RESERVED_SHARED_MEMORY_PER_BLOCK"),
+        registers_per_sm=get("MAX_REGISTERS_PER_MULTIPROCESSOR"),
+        registers_per_block=get("MAX_REGISTERS_PER_BLOCK"),
+        max_threads_per_block=get("MAX_THREADS_PER_BLOCK"),
+        max_threads_per_sm=get("MAX_THREADS_PER_MULTIPROCESSOR"),
+        max_ctas_per_sm=get("MAX_BLOCKS_PER_MULTIPROCESSOR"),
+        max_grid=(get("MAX_GRID_DIM_X"), get("MAX_GRID_DIM_Y"), get("MAX_GRID_DIM_Z")),
+        max_block=(get("MAX_BLOCK_DIM_X"), get("MAX_BLOCK_DIM_Y"), get("MAX_BLOCK_DIM_Z")),
+        l2_bytes=get("L2_CACHE_SIZE"),
+        memory_bytes=int(calls("cuDeviceTotalMem", handle)),
+        sm_clock_mhz=get("CLOCK_RATE") / 1e3,
+        memory_clock_mhz=get("MEMORY_CLOCK_RATE") / 1e3,
+        memory_bus_bits=get("GLOBAL_MEMORY_BUS_WIDTH"),
+        cooperative_launch=bool(get("COOPERATIVE_LAUNCH")),
+    )

@@ -1,0 +1,108 @@
+"""Streams and events."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from smfree.cuda.errors import LaunchError
+
+if TYPE_CHECKING:
+    from smfree.cuda.device import Device
+
+
+class Stream:
+    """A queue of device work, ordered with the default stream unless made ``non_blocking``.
+
+    What queued work uses (arrays, host data) is kept alive until the host knows that the work is done.
+    """
+
+    def __init__(self, device: Device, handle: Any, *, owned: bool = True) -> None:
+        self.device = device
+        self.handle = handle
+        self._kept: dict[int, tuple[int, Any]] = {}
+        self._queued = 0
+        self._destroy = (
+            weakref.finalize(self, device.calls.quiet, "cuStreamDestroy", handle) if owned else None
+        )
+
+    def keep(self, *objects: Any) -> None:
+        """Keep objects alive until the work queued so far is known to be done."""
+        self._queued += 1
+        for thing in objects:
+            self._kept[id(thing)] = (self._queued, thing)
+
+    def settled(self, queued: int | None = None) -> None:
+        """Everything queued (up to a mark of :attr:`queued`) is known to be done: let go of what it used."""
+        if queued is None:
+            self._kept.clear()
+        else:
+            self._kept = {key: kept for key, kept in self._kept.items() if kept[0] > queued}
+
+    @property
+    def queued(self) -> int:
+        """A mark that grows with each piece of work that keeps something alive."""
+        return self._queued
+
+    def synchronize(self) -> None:
+        """Wait for everything queued. Raises KernelFaultError when a kernel failed."""
+        self.device.calls("cuStreamSynchronize", self.handle)
+        self.settled()
+
+    def query(self) -> bool:
+        """True when nothing queued is left to do."""
+        return self.device.calls.is_ready("cuStreamQuery", self.handle)
+
+    def record(self, event: Event | None = None) -> Event:
+        """Record an event (a new one with timing unless given) after the work queued so far."""
+        event = event or self.device.event()
+        self.device.calls("cuEventRecord", event.handle, self.handle)
+        event.mark = (self, self._queued)
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Later work of this stream waits for the event."""
+        self.device.calls("cuStreamWaitEvent", self.handle, event.handle, 0)
+
+    def wait_value(self, ptr: int, value: int) -> None:
+        """Later work waits until the 32-bit word at device address ``ptr`` is >= ``value`` (cyclically)."""
+        self.device.calls("cuStreamWaitValue32", self.handle, ptr, value, 0, ptr=hex(ptr), value=value)
+
+    def write_value(self, ptr: int, value: int) -> None:
+        """Write a 32-bit word at device address ``ptr`` after the work queued so far."""
+        self.device.calls("cuStreamWriteValue32", self.handle, ptr, value, 0, ptr=hex(ptr), value=value)
+
+    def destroy(self) -> None:
+        """Destroy the stream now; its queued work still completes."""
+        if self._destroy is not None:
+            self._destroy()
+
+
+class Event:
+    """A mark in a stream; with ``timing`` two of them measure device time."""
+
+    def __init__(self, device: Device, handle: Any, *, timing: bool) -> None:
+        self.device = device
+        self.handle = handle
+        self.timing = timing
+        self.mark: tuple[Stream, int] | None = None
+        weakref.finalize(self, device.calls.quiet, "cuEventDestroy", handle)
+
+    def synchronize(self) -> None:
+        """Wait until the event has happened; what its stream kept for the work before it is let go."""
+        self.device.calls("cuEventSynchronize", self.handle)
+        if self.mark is not None:
+            stream, queued = self.mark
+            stream.settled(queued)
+
+    def query(self) -> bool:
+        """True when the event has happened."""
+        return self.device.calls.is_ready("cuEventQuery", self.handle)
+
+    def elapsed_us(self, since: Event) -> float:
+        """Device time from ``since`` to this event in microseconds. A GPU resolves about 0.5 us."""
+        if not (self.timing and since.timing):
+            raise LaunchError(
+                "elapsed_us needs two events with timing; make them with device.event(timing=True)"
+            )
+        return float(self.device.calls("cuEventElapsedTime", since.handle, self.handle)) * 1e3
