@@ -1,0 +1,168 @@
+"""The answer of a run: crossovers of each engine against the LSU, per regime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from smfree.measure.log import RunLog
+from smfree.measure.records import Question, Record
+from smfree.model.crossover import (
+    OFTEN_QUOTED_BYTES,
+    Crossover,
+    Curve,
+    crossover,
+    format_bytes,
+    hockney,
+    sample_uncertainty,
+)
+
+BASE = "lsu"
+
+#: Axes that name a regime: everything but the engine and the size.
+_NOT_REGIME = ("engine", "tile_bytes")
+
+
+def regimes(records: Sequence[Record]) -> dict[tuple[Any, ...], list[Record]]:
+    """Records of one device, question and regime together; the key tells them apart."""
+    found: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        axes = tuple((name, value) for name, value in record.key.items() if name not in _NOT_REGIME)
+        found.setdefault((record.device, record.question, axes), []).append(record)
+    return found
+
+
+def curves(records: Sequence[Record]) -> dict[str, Curve]:
+    """Engine -> time of one tile against its size. Latency in cycles where known, throughput in seconds per
+    tile."""
+    found: dict[str, dict[int, Sequence[float]]] = {}
+    for record in records:
+        samples = record.samples_cycles or record.samples_s
+        if record.question is Question.THROUGHPUT:
+            # Launches of different engines may move different amounts; what is compared is the time per byte.
+            samples = [seconds / record.traffic.payload_bytes for seconds in record.samples_s]
+        found.setdefault(record.key["engine"], {})[record.key["tile_bytes"]] = samples
+    return {name: Curve(name, points) for name, points in found.items()}
+
+
+def regime_text(question: Question, axes: Mapping[str, Any]) -> str:
+    """Short name of a regime for a table row."""
+    if question is Question.LATENCY:
+        return f"latency, {axes.get('leg')}, {axes.get('memory')}, {axes.get('threads')} threads"
+    amount = axes.get("bytes_in_flight")
+    where = axes.get("memory")
+    return f"throughput, {where}, " + (
+        "each at its best" if amount is None else f"{format_bytes(amount)} in flight/SM"
+    )
+
+
+def answers(log: RunLog) -> str:
+    """The table of crossovers with its notes; empty when no regime has the LSU and a challenger at two
+    sizes."""
+    rows, notes = [], []
+    for (device, question, axes), records in regimes(log.records).items():
+        found = curves(records)
+        base = found.pop(BASE, None)
+        if base is None:
+            continue
+        regime = regime_text(question, dict(axes))
+        for name, challenger in found.items():
+            if len(set(base.samples) & set(challenger.samples)) < 2:
+                continue
+            result = crossover(base, challenger)
+            clock = records[0].clock_source
+            rows.append(
+                [
+                    f"{device} ({clock})",
+                    regime,
+                    name,
+                    result.text(),
+                    _uncertain(log, records, result, base, challenger),
+                ]
+            )
+    if not rows:
+        return ""
+    low, high = OFTEN_QUOTED_BYTES
+    quoted = f"often quoted\n{format_bytes(low)} to {format_bytes(high)}"
+    headers = ["device (clock)", "regime", "engine", "faster than the LSU from", f"uncertainty; {quoted}"]
+    text = tabulate(rows, headers=headers, disable_numparse=True)
+    notes.append(
+        "The often-quoted crossover is 1 KiB to 2 KiB. Matched work: same tile, threads and bytes in "
+        "flight on both "
+        "sides of a row; sizes between two points are interpolated."
+    )
+    lines = [line for line in (_lines(log), "\n".join(notes)) if line]
+    return "\n".join([text, *lines])
+
+
+def _uncertain(
+    log: RunLog, records: Sequence[Record], result: Crossover, base: Curve, challenger: Curve
+) -> str:
+    quoted = _beside_quoted(result)
+    if result.size_bytes is None:
+        return quoted
+    if records[0].modelled:
+        return f"{_modelled(log, records[0], challenger.name)}; {quoted}"
+    spread = sample_uncertainty(base, challenger)
+    if spread.interval is None:
+        return f"no resample has a crossover; {quoted}"
+    low, high = format_bytes(spread.interval.low), format_bytes(spread.interval.high)
+    share = "" if spread.found > 0.995 else f" in {spread.found:.0%} of resamples"
+    return f"95 % of resamples {low} to {high}{share}; {quoted}"
+
+
+def _beside_quoted(result: Crossover) -> str:
+    low, high = OFTEN_QUOTED_BYTES
+    if result.size_bytes is None:
+        return "not seen here"
+    if result.size_bytes < low:
+        return "earlier"
+    return "agrees" if result.size_bytes <= high else "later"
+
+
+def _modelled(log: RunLog, record: Record, challenger: str) -> str:
+    """What the sensitivity runs of this regime found."""
+    for row in log.sensitivities:
+        if (
+            row["device"] == record.device
+            and row["challenger"] == challenger
+            and row["key"] == regime_key(record)
+        ):
+            moved = row["moved"]
+            return "follows from " + "; ".join(moved) if moved else "no parameter moves it by 1 %"
+    return "parameters not varied (see bench_sensitivity)"
+
+
+def regime_key(record: Record) -> dict[str, Any]:
+    return {name: value for name, value in record.key.items() if name not in _NOT_REGIME}
+
+
+def _lines(log: RunLog) -> str:
+    """Hockney lines of the latency curves: start-up and rate, which is why the curves cross."""
+    rows = []
+    for (device, question, axes), records in regimes(log.records).items():
+        if question is not Question.LATENCY:
+            continue
+        regime = regime_text(question, dict(axes))
+        for name, curve in curves(records).items():
+            if len(curve.samples) < 3:
+                continue
+            line = hockney(curve)
+            rows.append(
+                [
+                    f"{device} ({records[0].clock_source})",
+                    regime,
+                    name,
+                    f"{line.start:.0f}",
+                    f"{line.rate:.1f}",
+                    f"{line.worst:.0%}",
+                ]
+            )
+    if not rows:
+        return ""
+    headers = ["device (clock)", "regime", "engine", "start-up cycles", "bytes per cycle", "worst residual"]
+    return "\nWhy: time of a tile = start-up + size / rate\n" + tabulate(
+        rows, headers=headers, disable_numparse=True
+    )

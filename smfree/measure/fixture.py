@@ -1,0 +1,317 @@
+"""The `measure` fixture: verify, time on the device, record.
+
+Two ways to time, two methods. :meth:`Measure.launches` times whole launches with events behind a blocker
+(throughput).
+:meth:`Measure.chain` takes what one CTA read from its own clock over a chain of dependent tiles (latency).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import pytest
+
+from smfree.measure.clocks import clock_ratio_mhz, throttle_reasons
+from smfree.measure.devices import DevicePool
+from smfree.measure.instruments import Instruments
+from smfree.measure.log import RunLog
+from smfree.measure.options import Axes
+from smfree.measure.records import CacheState, Cost, Flag, Memory, Question, Record, Traffic
+from smfree.measure.timer import DeviceTimer, Sample, launches_for
+
+#: How often a sample on a reduced clock is repeated, and how long the GPU rests before that.
+THROTTLE_RETRIES = 3
+THROTTLE_REST_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What is measured: the axes that name it and what a reader needs to judge the number.
+
+    ``traffic`` is per launch for :meth:`Measure.launches`, per tile for :meth:`Measure.chain`.
+    """
+
+    question: Question
+    key: Mapping[str, Any]
+    traffic: Traffic
+    memory: Memory
+    cache: CacheState
+    working_set_bytes: int
+    config: Mapping[str, Any] = field(default_factory=dict)
+    cost: Cost = field(default_factory=Cost)
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainReading:
+    """One run of a chain kernel at two lengths: slope of the SM's own clock.
+
+    ``cycles_per_tile`` = (long - short) / (tiles_long - tiles_short). ``cycles`` and ``nanoseconds`` are
+    those of the
+    long run, for the clock's frequency; ``tiles`` its length.
+    """
+
+    cycles_per_tile: float
+    cycles: float
+    nanoseconds: float
+    tiles: int
+
+
+class Measure:
+    """Measures points on one device within one test."""
+
+    def __init__(
+        self,
+        spec: str,
+        pool: DevicePool,
+        instruments: Instruments,
+        benchmark: Any,
+        log: RunLog,
+        *,
+        rounds: int,
+        axes: Axes,
+        versions: Mapping[str, str],
+    ) -> None:
+        self.spec = spec
+        self.device = pool.get(spec)
+        self.instruments = instruments
+        self.log = log
+        self.rounds = rounds
+        self.axes = axes
+        self._pool = pool
+        self._benchmark = benchmark
+        self._versions = versions
+        self.timer = DeviceTimer(instruments.queue, lambda: benchmark._mode)
+        benchmark._timer = self.timer
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a second round would repeat the first: true on the emulator's timed clock."""
+        return bool(self.device.clock_source == "modelled")
+
+    @property
+    def stream(self) -> Any:
+        """The stream that timed work must go to."""
+        return self.instruments.stream
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """Count the block as compile time."""
+        return self.log.seconds.spend("compile")
+
+    def skip(self, reason: str) -> NoReturn:
+        """This point is not possible here. The reason is shown and kept in the record."""
+        pytest.skip(reason)
+
+    # --- launches -------------------------------------------------------------------------------------------
+
+    def launches(
+        self,
+        point: Point,
+        launch: Callable[[int, Any], object],
+        verify: Callable[[], None],
+        *,
+        counters: Callable[[], Mapping[str, int]] = dict,
+        describe: Callable[[], Mapping[str, Any]] = dict,
+    ) -> Record:
+        """Time ``launch(i, stream)``; ``i`` tells which of several rotated buffers to use.
+
+        ``verify`` compares the outcome of launch 0 and raises when it is wrong. On a deterministic clock
+        launch 0 is
+        itself the sample; otherwise it only verifies and warms up. ``counters`` is read after launch 0.
+        """
+        self.timer.explicit()
+        self.instruments.prepare()
+        flush = self._flush if point.cache is CacheState.FLUSHED else None
+        if self.deterministic and point.cache is CacheState.HOT:
+            self._run(lambda: self.timer.batch(launch, 1, count=False))
+        first = self._run(lambda: self.timer.batch(launch, 1, before_each=flush, count=False))
+        counted = dict(counters())
+        self._verify(verify)
+        clocks: list[float | None] = []
+        batches: list[Sample] = []
+        repeats = 0
+        if self.deterministic:
+
+            def target() -> None:
+                batches.append(first)
+                self.timer.add(first.seconds)
+
+        else:
+            floor = self.instruments.floor
+            count = launches_for(max(first.seconds, floor.seconds))
+
+            def target() -> None:
+                nonlocal repeats
+                for attempt in range(THROTTLE_RETRIES + 1):
+                    sample = self.timer.batch(launch, count, before_each=flush, count=False)
+                    mhz = self.instruments.sm_clock_mhz()
+                    if attempt == THROTTLE_RETRIES or not self._pool.watch(self.spec).throttled(mhz):
+                        break
+                    repeats += 1
+                    time.sleep(THROTTLE_REST_S)
+                floor.check(sample.seconds)
+                clocks.append(mhz)
+                batches.append(sample)
+                self.timer.add(sample.seconds)
+
+        self._pedantic(target)
+        record = self._record(point, [sample.seconds for sample in batches], [], counted, describe())
+        known = [mhz for mhz in clocks if mhz is not None]
+        if self.deterministic:
+            record.sm_clock_mhz = self.device.capabilities.sm_clock_mhz
+            record.clock_note = "modelled clock, constant"
+        elif known:
+            record.sm_clock_mhz = sorted(known)[len(known) // 2]
+            record.clock_note = "delta clock64 / delta globaltimer after each sample"
+        self._timing(record, batches, repeats, clocks)
+        return self._finish(record)
+
+    def _timing(
+        self, record: Record, batches: list[Sample], repeats: int, clocks: list[float | None]
+    ) -> None:
+        queue, floor = self.instruments.queue, self.instruments.floor
+        record.timing = {
+            "method": "events",
+            "launches_per_sample": batches[0].launches if batches else 0,
+            "empty_launch_s": floor.seconds,
+            "samples_behind_blocker": sum(sample.held for sample in batches),
+            "blocker": queue.blocker_reason or "cuStreamWaitValue32",
+            "throttled_samples_repeated": repeats,
+            "sm_clock_mhz_per_sample": clocks,
+        }
+        if batches and not all(sample.held for sample in batches):
+            reason = queue.blocker_reason or "the host released the stream after its time-out"
+            record.add_flag(Flag.NO_BLOCKER, f"host launch gaps may lie inside the time: {reason}")
+        if floor.launch_bound(record.seconds):
+            record.add_flag(
+                Flag.LAUNCH_BOUND,
+                f"{record.seconds * 1e6:.2f} us is less than twice an empty launch "
+                f"({floor.seconds * 1e6:.2f} us)",
+            )
+
+    def _flush(self, _: int, stream: Any) -> None:
+        self.instruments.flush_l2(stream)
+
+    # --- chain ----------------------------------------------------------------------------------------------
+
+    def chain(
+        self,
+        point: Point,
+        run: Callable[[], ChainReading],
+        verify: Callable[[], None],
+        *,
+        counters: Callable[[], Mapping[str, int]] = dict,
+        describe: Callable[[], Mapping[str, Any]] = dict,
+    ) -> Record:
+        """Time a chain; ``run`` prepares the cache state itself, waits, and returns what the kernel's clock
+        said.
+
+        pytest-benchmark sees the seconds of one tile.
+        """
+        self.timer.explicit()
+        if self.deterministic and point.cache is CacheState.HOT:
+            self._run(run)
+        first = self._run(run)
+        counted = dict(counters())
+        self._verify(verify)
+        readings: list[ChainReading] = []
+        repeats = 0
+
+        def target() -> None:
+            nonlocal repeats
+            reading = first if self.deterministic else run()
+            for _ in range(THROTTLE_RETRIES):
+                if self.deterministic or not self._pool.watch(self.spec).throttled(_mhz(reading)):
+                    break
+                repeats += 1
+                time.sleep(THROTTLE_REST_S)
+                reading = run()
+            readings.append(reading)
+            self.timer.add(reading.cycles_per_tile / (self._clock(reading) * 1e6))
+
+        self._pedantic(target)
+        mhz = [self._clock(reading) for reading in readings]
+        record = self._record(
+            point,
+            [reading.cycles_per_tile / (clock * 1e6) for reading, clock in zip(readings, mhz, strict=True)],
+            [reading.cycles_per_tile for reading in readings],
+            counted,
+            describe(),
+        )
+        record.sm_clock_mhz = sorted(mhz)[len(mhz) // 2] if mhz else None
+        record.clock_note = "delta clock64 / delta globaltimer of the chain"
+        record.timing = {
+            "method": "clock64 inside one CTA, slope over the chain's length",
+            "tiles": readings[0].tiles if readings else 0,
+            "throttled_samples_repeated": repeats,
+        }
+        return self._finish(record)
+
+    def _clock(self, reading: ChainReading) -> float:
+        return _mhz(reading) or float(self.device.capabilities.sm_clock_mhz)
+
+    # --- shared ---------------------------------------------------------------------------------------------
+
+    def _run(self, work: Callable[[], Any]) -> Any:
+        with self.log.seconds.spend("run"):
+            return work()
+
+    def _verify(self, verify: Callable[[], None]) -> None:
+        with self.log.seconds.spend("verify"):
+            verify()
+
+    def _pedantic(self, target: Callable[[], None]) -> None:
+        with self.log.seconds.spend("run"):
+            self._benchmark.pedantic(target, rounds=self.rounds, iterations=1)
+
+    def _record(
+        self,
+        point: Point,
+        seconds: list[float],
+        cycles: list[float],
+        counters: Mapping[str, int],
+        described: Mapping[str, Any],
+    ) -> Record:
+        identity = self._pool.identity(self.spec)
+        capabilities = self.device.capabilities
+        return Record(
+            question=point.question,
+            device=self.spec,
+            identity=identity.as_dict(),
+            folder=identity.folder,
+            gpu=self.device.name,
+            clock_source=self.device.clock_source,
+            key=point.key,
+            traffic=point.traffic,
+            samples_s=seconds,
+            samples_cycles=cycles,
+            memory=point.memory,
+            cache=point.cache,
+            cache_bytes=capabilities.l2_bytes,
+            working_set_bytes=point.working_set_bytes,
+            peak_gbps=capabilities.peak_memory_gbps if point.memory is Memory.DRAM else 0.0,
+            config={**point.config, **described},
+            cost=point.cost,
+            counters={**point.counters, **counters},
+            versions=self._versions,
+            verified=True,
+        )
+
+    def _finish(self, record: Record) -> Record:
+        if self._benchmark.disabled:  # --benchmark-disable: run and verified, no number
+            return record
+        record.judge()
+        if not self.deterministic:
+            reasons = throttle_reasons(str(record.identity.get("uuid", "")))
+            record.timing = {**record.timing, "nvidia_smi_clock_and_reasons": reasons}
+        self._benchmark.extra_info.update(record.as_dict())
+        self.log.records.append(record)
+        return record
+
+
+def _mhz(reading: ChainReading) -> float | None:
+    return clock_ratio_mhz(reading.cycles, reading.nanoseconds)

@@ -1,0 +1,257 @@
+"""The pytest plugin. Registered by its module name both as entry point and in the root conftest, so that an
+installed
+package and a bare checkout load it once.
+
+Fixtures: ``device`` (an open smfree.cuda Device; one test per requested device) and ``measure`` (times and
+records
+points on it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from smfree.measure import options
+from smfree.measure.devices import DevicePool, alive, resolve
+from smfree.measure.fixture import Measure
+from smfree.measure.instruments import Instruments
+from smfree.measure.log import RunLog
+from smfree.measure.progress import Progress
+from smfree.measure.records import SkipRecord
+from smfree.measure.saving import Saving
+from smfree.measure.tables import summary
+from smfree.measure.versions import versions
+from smfree.results.store import stable_machine_info
+
+
+class Session:
+    """Everything the plugin keeps for one pytest session (in the config's stash)."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.given = options.Given.of(config)
+        self.log = RunLog()
+        self.saving = Saving(config)
+        self.progress = Progress(0)
+        self._pool: DevicePool | None = None
+        self._instruments: dict[int, Instruments] = {}
+
+    @property
+    def pool(self) -> DevicePool:
+        """The devices; "auto" is resolved on first use."""
+        if self._pool is None:
+            specs = options.device_specs(self.config)
+            self._pool = DevicePool(resolve(specs, options.fallback_specs(self.config)))
+        return self._pool
+
+    def open(self, spec: str) -> Any:
+        """Open a device or end the session with one sentence."""
+        try:
+            device = self.pool.get(spec)
+        except Exception as error:
+            if type(error).__module__.startswith("smfree."):
+                raise pytest.UsageError(str(error)) from None
+            raise
+        self.log.devices.setdefault(spec, f"{spec}: {device.name}, {device.clock_source} clock")
+        return device
+
+    def instruments(self, device: Any) -> Instruments:
+        key = id(device)
+        if key not in self._instruments:
+            self._instruments[key] = Instruments(device)
+        return self._instruments[key]
+
+    def axes(self, device: Any) -> options.Axes:
+        chosen = self.config.getoption("axes")
+        if chosen is not None:
+            return options.Axes(chosen)
+        return options.Axes.QUICK if device.clock_source == "modelled" else options.Axes.FULL
+
+    def lost(self, spec: str, device: Any) -> str:
+        """Forget a device that a test killed; returns what it said, empty when it lives."""
+        reason = alive(device)
+        if reason:
+            self._instruments.pop(id(device), None)
+            self.pool.drop(spec)
+        return reason
+
+    def close(self) -> None:
+        self._instruments.clear()
+        if self._pool is not None:
+            self._pool.close()
+
+
+SESSION = pytest.StashKey[Session]()
+
+
+def session_of(config: pytest.Config) -> Session:
+    return config.stash[SESSION]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    options.add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[SESSION] = Session(config)
+    session_of(config).saving.take_compare_option()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    ours = session_of(session.config)
+    for spec in options.device_specs(session.config):
+        if spec != "auto":  # what was asked for by name must be there; nothing is opened otherwise
+            ours.open(spec)
+    ours.saving.install(lambda: [(spec, ours.pool.identity(spec)) for spec in ours.pool.specs])
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" not in metafunc.fixturenames or not _uses_our_device(metafunc):
+        return
+    ours = session_of(metafunc.config)
+    metafunc.parametrize("device", ours.pool.specs, ids=ours.pool.specs, indirect=True)
+
+
+def _uses_our_device(metafunc: pytest.Metafunc) -> bool:
+    """False where a test or another conftest brings its own ``device``."""
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
+        listed = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+        if "device" in listed:
+            return False
+    found = metafunc.definition._fixtureinfo.name2fixturedefs.get("device", ())
+    return bool(found) and found[-1].func.__module__ == __name__
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    ours = session_of(config)
+    measured = [item for item in items if _measures(item)]
+    if not measured:
+        return
+    refused = ours.given.refused()
+    if refused:
+        raise pytest.UsageError("; ".join(refused))
+    if not ours.given.wants_table():
+        config._benchmarksession.quiet = True  # type: ignore[attr-defined]
+    ours.progress = Progress(len(measured))
+
+
+def _measures(item: pytest.Item) -> bool:
+    return "measure" in getattr(item, "fixturenames", ())
+
+
+def pytest_runtest_logstart(nodeid: str, location: tuple[str, int | None, str]) -> None:
+    del nodeid, location
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if _measures(item):
+        session_of(item.config).progress.begin(item.name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    report = yield
+    if _measures(item):
+        ours = session_of(item.config)
+        if report.skipped and isinstance(report.longrepr, tuple):
+            ours.log.skips.append(_skip_record(ours, item, report.longrepr[2]))
+        if report.when == "teardown":
+            ours.progress.finish()
+    return report
+
+
+def _skip_record(ours: Session, item: pytest.Item, text: str) -> SkipRecord:
+    spec = item.callspec.params.get("device", "") if hasattr(item, "callspec") else ""
+    folder = ours.pool.identity(spec).folder if spec else ""
+    return SkipRecord(item.nodeid, str(spec), folder, text.removeprefix("Skipped: "))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> tuple[str, str, str] | None:
+    """While the progress line is shown, passing points print no dots into it."""
+    ours = config.stash.get(SESSION, None)
+    if ours is not None and ours.progress.enabled and report.passed and config.get_verbosity() <= 0:
+        return ("passed" if report.when == "call" else "", "", "")
+    return None
+
+
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    stable = stable_machine_info(machine_info)
+    machine_info.clear()
+    machine_info.update(stable)
+
+
+def pytest_benchmark_update_json(
+    config: pytest.Config, benchmarks: list[Any], output_json: dict[str, Any]
+) -> None:
+    del benchmarks
+    ours = session_of(config)
+    if ours.log.records or ours.log.skips:
+        output_json["smfree"] = ours.log.json()
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    ours = session_of(config)
+    return [f"smfree device {line}" for line in ours.log.devices.values()]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    ours = session_of(config)
+    ours.progress.clear()
+    if not ours.log.records and not ours.log.skips:
+        return
+    ours.log.files = ours.saving.files()
+    terminalreporter.ensure_newline()
+    for title, text in summary(ours.log):
+        terminalreporter.section(title)
+        terminalreporter.write_line(text)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    ours = config.stash.get(SESSION, None)
+    if ours is not None:
+        ours.close()
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """An open device of the session. A test that kills an emulated one gives the next test a fresh one; a
+    real GPU
+    whose context died ends the session, because everything after it would fail for the same reason."""
+    ours = session_of(request.config)
+    spec = request.param
+    opened = ours.open(spec)
+    yield opened
+    reason = ours.lost(spec, opened)
+    if reason and not opened.is_emulated:
+        pytest.exit(f"{spec} is unusable after {request.node.nodeid}: {reason}", returncode=3)
+
+
+@pytest.fixture
+def measure(request: pytest.FixtureRequest, device: Any, benchmark: Any) -> Measure:
+    """Times and records points on ``device``; see smfree.measure.fixture.Measure."""
+    ours = session_of(request.config)
+    spec = request.node.callspec.params["device"]
+    deterministic = device.clock_source == "modelled"
+    return Measure(
+        spec,
+        ours.pool,
+        ours.instruments(device),
+        benchmark,
+        ours.log,
+        rounds=options.rounds(request.config, ours.given, deterministic=deterministic),
+        axes=ours.axes(device),
+        versions=_versions(ours, device),
+    )
+
+
+def _versions(ours: Session, device: Any) -> Mapping[str, str]:
+    return versions(device)

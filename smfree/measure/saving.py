@@ -1,0 +1,83 @@
+"""Filing and comparing saved runs per device, through pytest-benchmark's own session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smfree.results.store import DeviceIdentity, SplitStorage
+
+Devices = Callable[[], Sequence[tuple[str, DeviceIdentity]]]
+
+
+class Saving:
+    """Puts a :class:`SplitStorage` into pytest-benchmark's session and loads comparisons per device.
+
+    pytest-benchmark loads `--benchmark-compare` while it is configured, before any device is known; so the
+    option is
+    taken from it then and served once the devices are.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._compare: Any = None
+        self._storage: SplitStorage | None = None
+
+    def take_compare_option(self) -> None:
+        """Hide `--benchmark-compare` from pytest-benchmark. Must run before its pytest_configure."""
+        self._compare = self._config.option.benchmark_compare
+        self._config.option.benchmark_compare = []
+
+    def install(self, devices: Devices) -> None:
+        """Replace the session's storage and load what `--benchmark-compare` asked for."""
+        session = self._config._benchmarksession  # type: ignore[attr-defined]
+        self._config.option.benchmark_compare = session.compare = self._compare
+        if not hasattr(session.storage, "default_machine_id") or not hasattr(session.storage, "get"):
+            session.handle_loading()  # not a file storage: nothing is filed in folders
+            return
+        self._storage = session.storage = SplitStorage(session.storage)
+        if not self._compare:
+            return
+        mapping = self._histories(session, devices())
+        if not mapping:
+            session.handle_loading()  # its own answer: points of no device, or nothing to compare with
+        else:
+            session.compared_mapping = mapping
+
+    def _histories(
+        self, session: Any, devices: Sequence[tuple[str, DeviceIdentity]]
+    ) -> dict[Path, dict[str, Any]]:
+        """Saved points by file and full name, from the folders of all devices of this session."""
+        assert self._storage is not None
+        mapping: dict[Path, dict[str, Any]] = {}
+        for spec, identity in devices:
+            found = list(self._storage.history(identity.folder, self._compare))
+            if not found:
+                session.logger.warning(
+                    f"nothing saved for {spec} in {self._storage}/{identity.folder} to compare with"
+                )
+            for path, data in found:
+                mapping[path] = {entry["fullname"]: entry for entry in data["benchmarks"]}
+                session.logger.info(f"Comparing {spec} against {path}", newline=False)
+                for difference in _differences(identity, data["benchmarks"]):
+                    session.logger.warning(f"{spec} is not the machine of {path}: {difference}")
+        return mapping
+
+    def files(self) -> list[Path]:
+        """Files this session wrote."""
+        written = list(self._storage.saved) if self._storage is not None else []
+        json_path = self._config.getoption("benchmark_json")
+        if json_path and Path(json_path).exists():
+            written.insert(0, Path(json_path))
+        return written
+
+
+def _differences(identity: DeviceIdentity, entries: Sequence[dict[str, Any]]) -> list[str]:
+    for entry in entries:
+        saved = entry["extra_info"].get("identity")
+        if saved:
+            return identity.differences(DeviceIdentity.from_dict(saved))
+    return []

@@ -1,0 +1,274 @@
+"""What the user reads at the end: one table per question, every header saying modelled or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from smfree.measure.answers import answers
+from smfree.measure.log import RunLog
+from smfree.measure.records import Flag, Question, Record
+from smfree.model.crossover import format_bytes
+
+Row = list[str]
+
+#: Marks beside a number, and what they mean.
+MARKS: Mapping[Flag, str] = {
+    Flag.LAUNCH_BOUND: "l",
+    Flag.ABOVE_PEAK: "!",
+    Flag.FITS_IN_L2: "!",
+    Flag.DRIFT: "~",
+    Flag.THROTTLED: "~",
+    Flag.NO_BLOCKER: "h",
+    Flag.FEW_SAMPLES: "?",
+}
+LEGEND: Mapping[str, str] = {
+    "l": "launch-bound: shorter than two empty launches",
+    "!": "above the peak of the named memory, or its working set fits in L2: part of it came from L2",
+    "~": "the samples drifted or the clock was reduced",
+    "h": "no blocker: host launch gaps may lie inside",
+    "?": "fewer than five samples",
+}
+
+
+def summary(log: RunLog) -> list[tuple[str, str]]:
+    """(title, text) of every section, in reading order."""
+    sections: list[tuple[str, str]] = []
+    for device in unique(record.device for record in log.records):
+        records = [record for record in log.records if record.device == device]
+        head = f"{records[0].gpu} [{device}] ({records[0].clock_source})"
+        sections += latency_tables(head, [r for r in records if r.question is Question.LATENCY])
+        sections += throughput_tables(head, [r for r in records if r.question is Question.THROUGHPUT])
+        sections += cost_table(head, records)
+    crossing = answers(log)
+    if crossing:
+        sections.append(("Which engine should move my tile? Crossovers against the LSU", crossing))
+    sections.append(("smfree run", closing(log)))
+    return sections
+
+
+def unique(values: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(values))
+
+
+def marked(record: Record, text: str) -> str:
+    marks = "".join(unique(MARKS[flag] for flag in record.flags if flag in MARKS))
+    return f"{text} {marks}" if marks else text
+
+
+def grid(records: Sequence[Record], columns: Sequence[str], cell: Callable[[Record], str]) -> str:
+    """Tile sizes down, one column per distinct tuple of the ``columns`` axes; the best cell of a group is
+    starred."""
+    heads = unique(tuple(record.key.get(name) for name in columns) for record in records)
+    by_place = {(r.key["tile_bytes"], tuple(r.key.get(name) for name in columns)): r for r in records}
+    rows = []
+    for tile in sorted(unique(record.key["tile_bytes"] for record in records)):
+        row = [format_bytes(tile)]
+        for head in heads:
+            record = by_place.get((tile, head))
+            row.append("-" if record is None else marked(record, cell(record)))
+        rows.append(row)
+    return tabulate(
+        rows,
+        headers=["tile", *["\n".join(_head(value) for value in head) for head in heads]],
+        disable_numparse=True,
+        colalign=("right",) * (len(heads) + 1),
+    )
+
+
+def _head(value: Any) -> str:
+    return value if isinstance(value, str) else "best" if value is None else str(value)
+
+
+def legend(records: Sequence[Record]) -> str:
+    used = unique(MARKS[flag] for record in records for flag in record.flags if flag in MARKS)
+    return "".join(f"\n{mark} {LEGEND[mark]}" for mark in used)
+
+
+# --- latency ------------------------------------------------------------------------------------------------
+
+
+def latency_tables(head: str, records: Sequence[Record]) -> list[tuple[str, str]]:
+    """One table per leg and thread count: cycles of one tile, engines side by side, L2 and DRAM."""
+    sections = []
+    for leg, threads in unique((record.key["leg"], record.key["threads"]) for record in records):
+        chosen = [r for r in records if (r.key["leg"], r.key["threads"]) == (leg, threads)]
+        chosen.sort(key=lambda r: r.memory.value, reverse=True)
+        clock = chosen[0].clock_source
+        text = grid(chosen, ("memory", "engine"), lambda r: f"{r.cycles:.0f}")
+        text += (
+            f"\nSM cycles of one tile ({clock}), {LEG_MEANING.get(leg, leg)}; one CTA, chain of dependent "
+            "tiles"
+        )
+        sections.append((f"Latency: {leg}, {threads} threads: {head}", text + legend(chosen)))
+    return sections
+
+
+LEG_MEANING = {
+    "load": "until its last byte is readable in shared memory",
+    "store": "until its last byte is in global memory",
+    "copy": "global to shared to global",
+}
+
+
+# --- throughput ---------------------------------------------------------------------------------------------
+
+
+def throughput_tables(head: str, records: Sequence[Record]) -> list[tuple[str, str]]:
+    """One table at fixed bytes in flight, one with each engine at its best."""
+    sections = []
+    fixed = [r for r in records if r.key.get("bytes_in_flight") is not None]
+    best = [r for r in records if r.key.get("bytes_in_flight") is None]
+    for amount in unique(record.key["bytes_in_flight"] for record in fixed):
+        chosen = [r for r in fixed if r.key["bytes_in_flight"] == amount]
+        title = f"Throughput at {format_bytes(amount)} in flight per SM: {head}"
+        sections.append((title, _throughput(chosen)))
+    if best:
+        sections.append((f"Throughput, each engine at its best: {head}", _throughput(best)))
+        sections.append((f"Best of each engine: {head}", best_table(best)))
+    return sections
+
+
+def _throughput(records: Sequence[Record]) -> str:
+    def cell(record: Record) -> str:
+        percent = record.percent_of_peak
+        return f"{record.gbps:.0f}" + ("" if percent is None else f" {percent:3.0f}%")
+
+    first = records[0]
+    threads = unique(record.config.get("threads") for record in records)
+    same = f"{threads[0]} threads per CTA" if len(threads) == 1 else "threads per CTA as each engine likes"
+    text = grid(records, ("engine",), cell)
+    peak = (
+        f"percent of the {first.memory.value} peak, {first.peak_gbps:.0f} GB/s"
+        if first.peak_gbps
+        else "peak unknown"
+    )
+    text += (
+        f"\nGB/s read plus written ({first.clock_source}), GB = 1e9 bytes, and {peak}; {same}; L2 "
+        f"{first.cache.value}"
+    )
+    return text + legend(records)
+
+
+def best_table(records: Sequence[Record]) -> str:
+    rows = []
+    for engine in unique(record.key["engine"] for record in records):
+        top = max((r for r in records if r.key["engine"] == engine), key=lambda r: r.gbps)
+        percent = top.percent_of_peak
+        rows.append(
+            [
+                engine,
+                marked(top, f"{top.gbps:.0f}"),
+                "-" if percent is None else f"{percent:.0f}%",
+                format_bytes(top.key["tile_bytes"]),
+                *[str(top.config.get(name, "-")) for name in ("num_stages", "threads", "ctas_per_sm")],
+                _in_flight(top),
+            ]
+        )
+    headers = [
+        "engine",
+        f"GB/s ({records[0].clock_source})",
+        "of peak",
+        "tile",
+        "stages",
+        "threads",
+        "CTAs/SM",
+        "in flight",
+    ]
+    return tabulate(rows, headers=headers, disable_numparse=True)
+
+
+def _in_flight(record: Record) -> str:
+    amount = record.config.get("bytes_in_flight_per_sm")
+    return format_bytes(amount) + "/SM" if isinstance(amount, int | float) else "-"
+
+
+# --- cost ---------------------------------------------------------------------------------------------------
+
+
+def cost_table(head: str, records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Why: instructions, registers and occupancy per engine and configuration of the throughput points."""
+    seen: dict[tuple[Any, ...], Record] = {}
+    for record in records:
+        if record.question is Question.THROUGHPUT:
+            amount = record.key.get("bytes_in_flight")
+            seen.setdefault((record.key["engine"], amount, record.config.get("unroll")), record)
+    if not seen:
+        return []
+    rows = []
+    for (engine, amount, unroll), record in seen.items():
+        cost = record.cost
+        through = cost.bytes_through_registers
+        rows.append(
+            [
+                engine,
+                "best" if amount is None else format_bytes(amount),
+                _number(unroll, "d"),
+                format_bytes(record.key["tile_bytes"]),
+                _number(cost.ptx_per_kib, ".1f"),
+                _number(cost.sass_per_kib, ".1f"),
+                _number(cost.registers, "d"),
+                _number(cost.ctas_per_sm, "d"),
+                "-" if cost.occupancy is None else f"{cost.occupancy:.0%}",
+                "-" if through is None else f"{through / max(record.traffic.payload_bytes, 1):.2f}",
+            ]
+        )
+    headers = [
+        "engine",
+        "in flight\nper SM",
+        "unroll",
+        "tile",
+        "PTX instr\nper KiB",
+        "SASS instr\nper KiB",
+        "registers\nper thread",
+        "CTAs\nper SM",
+        "occupancy",
+        "bytes through registers\nper byte copied",
+    ]
+    text = tabulate(rows, headers=headers, disable_numparse=True)
+    text += (
+        "\nwarp instructions; PTX counted while running, SASS from the cubin's main loop; exact, no "
+        "clock involved"
+    )
+    return [(f"What each engine costs the SM: {head}", text)]
+
+
+def _number(value: Any, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+# --- end ----------------------------------------------------------------------------------------------------
+
+
+def closing(log: RunLog) -> str:
+    """Points, skips with their reasons, seconds by kind, files."""
+    lines = [f"{len(log.records)} points, every one verified bitwise before it was timed"]
+    modelled = sum(record.modelled for record in log.records)
+    if modelled:
+        lines.append(
+            f"{modelled} of them are modelled: times of a first-order cost model, not of a GPU; "
+            "docs/emulator.md says what it leaves out"
+        )
+    for reason, count in _reasons(log).items():
+        lines.append(f"skipped {count}: {reason}")
+    for note in unique(note for record in log.records for note in record.notes)[:10]:
+        lines.append(note)
+    spent = log.seconds
+    lines.append(f"compile {spent.compile:.1f} s, run {spent.run:.1f} s, verify {spent.verify:.1f} s")
+    if log.files:
+        lines += [f"results: {path}" for path in log.files]
+    else:
+        lines.append(
+            "results were not kept: use --benchmark-json=PATH, or --benchmark-autosave to track regressions"
+        )
+    return "\n".join(lines)
+
+
+def _reasons(log: RunLog) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for skip in log.skips:
+        text = f"{skip.device}: {skip.reason}" if skip.device else skip.reason
+        counts[text] = counts.get(text, 0) + 1
+    return counts

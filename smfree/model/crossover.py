@@ -1,0 +1,192 @@
+"""At which size does one engine overtake another?
+
+Two curves of time against size are compared at the sizes both have (matched work only). Between two
+neighbouring
+sizes the logarithm of the time ratio is taken as linear in the logarithm of the size, which is exact for
+two power
+laws and needs no assumption about the shape over the whole range. A Hockney line t(S) = alpha + S / beta is
+fitted
+beside it, because its two numbers say *why* the curves cross.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from smfree.model.estimators import Interval, median, resamples
+
+#: The size range, in bytes, that talks and posts often quote for the point where TMA starts to pay.
+OFTEN_QUOTED_BYTES = (1024, 2048)
+
+#: Two times closer than this fraction are a tie: no engine is said to win there.
+TIE = 0.005
+
+
+class Outcome(Enum):
+    """What the comparison of two curves over a range says about the challenger."""
+
+    CROSSES = "crosses"
+    ALWAYS_FASTER = "always faster"
+    NEVER_FASTER = "never faster"
+    TIE = "tie"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Time against size of one engine: ``samples[size_bytes]`` = raw samples (seconds or cycles, any one
+    unit)."""
+
+    name: str
+    samples: Mapping[int, Sequence[float]]
+
+    def medians(self) -> dict[int, float]:
+        return {size: median(values) for size, values in self.samples.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Crossover:
+    """Where ``challenger`` becomes and stays faster than ``base``.
+
+    ``size_bytes`` is None unless ``outcome`` is CROSSES. ``crossings`` lists every change of leader, in
+    either
+    direction, as interpolated sizes in bytes. ``bracket`` holds the two measured sizes around ``size_bytes``.
+    """
+
+    base: str
+    challenger: str
+    outcome: Outcome
+    size_bytes: float | None
+    crossings: tuple[float, ...]
+    bracket: tuple[int, int] | None
+    range_bytes: tuple[int, int]
+
+    def text(self) -> str:
+        """One phrase for a table cell."""
+        low, high = (format_bytes(size) for size in self.range_bytes)
+        if self.size_bytes is not None:
+            extra = "" if len(self.crossings) == 1 else f" (last of {len(self.crossings)} crossings)"
+            return f"{format_bytes(self.size_bytes)}{extra}"
+        return f"none in this range ({low} to {high}): {self.challenger} {self.outcome.value}"
+
+
+def format_bytes(size: float) -> str:
+    """Bytes in powers of two with at most three digits: 128 B, 1.5 KiB, 64 KiB."""
+    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size:.3g} B" if size < 1000 else f"{size:.0f} B"
+
+
+def crossover(base: Curve, challenger: Curve) -> Crossover:
+    """Compare two curves at the sizes they share; raises ValueError when they share fewer than two."""
+    return _crossover(base.name, challenger.name, base.medians(), challenger.medians())
+
+
+def _crossover(base: str, challenger: str, a: Mapping[int, float], b: Mapping[int, float]) -> Crossover:
+    sizes = sorted(set(a) & set(b))
+    if len(sizes) < 2:
+        raise ValueError(
+            f"crossover of {base} and {challenger} needs two sizes that both measured (got {len(sizes)}); "
+            "run both engines over the same sizes"
+        )
+    # Positive = the challenger is faster. A tie takes the sign of the neighbour before it: nobody overtook.
+    lead = [math.log(a[size] / b[size]) for size in sizes]
+    decided = [0.0 if abs(value) < TIE else value for value in lead]
+    crossings: list[tuple[float, tuple[int, int], bool]] = []
+    last: int | None = None
+    for index, value in enumerate(decided):
+        if value == 0.0:
+            continue
+        if last is not None and (value > 0) != (decided[last] > 0):
+            place = _zero(sizes, lead, last, index)
+            crossings.append((place, (sizes[last], sizes[index]), value > 0))
+        last = index
+    span = (sizes[0], sizes[-1])
+    if last is None:
+        return Crossover(base, challenger, Outcome.TIE, None, (), None, span)
+    all_sizes = tuple(place for place, _, _ in crossings)
+    if decided[last] < 0:
+        return Crossover(base, challenger, Outcome.NEVER_FASTER, None, all_sizes, None, span)
+    if not crossings:
+        return Crossover(base, challenger, Outcome.ALWAYS_FASTER, None, (), None, span)
+    place, bracket, _ = crossings[-1]
+    return Crossover(base, challenger, Outcome.CROSSES, place, all_sizes, bracket, span)
+
+
+def _zero(sizes: Sequence[int], lead: Sequence[float], left: int, right: int) -> float:
+    """Size at which ``lead`` crosses zero between two indices, linear in log size on the interval that
+    holds it."""
+    for i in range(left, right):
+        y0, y1 = lead[i], lead[i + 1]
+        if y0 == y1 or (y0 > 0) == (y1 > 0):
+            continue
+        x0, x1 = math.log(sizes[i]), math.log(sizes[i + 1])
+        return math.exp(x0 + (x1 - x0) * y0 / (y0 - y1))
+    return math.sqrt(sizes[left] * sizes[right])
+
+
+@dataclass(frozen=True, slots=True)
+class SampleUncertainty:
+    """Spread of a crossover over bootstrap resamples of the raw samples of every point.
+
+    ``interval`` encloses 95 % of the sizes found; ``found`` is the fraction of resamples that had a
+    crossover at all.
+    """
+
+    interval: Interval | None
+    found: float
+
+
+def sample_uncertainty(
+    base: Curve, challenger: Curve, *, count: int = 500, seed: int = 0
+) -> SampleUncertainty:
+    """Bootstrap the crossover. Meant for measured samples; modelled times have no sample noise."""
+    sizes = sorted(set(base.samples) & set(challenger.samples))
+    rng = np.random.default_rng(seed)
+    a = {size: np.median(resamples(base.samples[size], count, rng), axis=1) for size in sizes}
+    b = {size: np.median(resamples(challenger.samples[size], count, rng), axis=1) for size in sizes}
+    found: list[float] = []
+    for draw in range(count):
+        result = _crossover(
+            base.name,
+            challenger.name,
+            {s: float(a[s][draw]) for s in sizes},
+            {s: float(b[s][draw]) for s in sizes},
+        )
+        if result.size_bytes is not None:
+            found.append(result.size_bytes)
+    if not found:
+        return SampleUncertainty(None, 0.0)
+    low, high = np.percentile(found, [2.5, 97.5])
+    return SampleUncertainty(Interval(float(low), float(high)), len(found) / count)
+
+
+@dataclass(frozen=True, slots=True)
+class Hockney:
+    """t(S) = start + S / rate. ``start`` in the curve's time unit, ``rate`` in bytes per that unit.
+
+    ``worst`` is the largest relative residual of the fit, so that a bad line shows itself.
+    """
+
+    start: float
+    rate: float
+    worst: float
+
+
+def hockney(curve: Curve) -> Hockney:
+    """Fit a Hockney line minimising relative residuals; needs two sizes."""
+    points = curve.medians()
+    if len(points) < 2:
+        raise ValueError(f"a line for {curve.name} needs two sizes (got {len(points)})")
+    sizes = np.array(sorted(points), dtype=np.float64)
+    times = np.array([points[int(size)] for size in sizes])
+    weighted = np.stack([1.0 / times, sizes / times], axis=1)
+    (start, per_byte), *_ = np.linalg.lstsq(weighted, np.ones_like(times), rcond=None)
+    worst = float(np.max(np.abs((start + per_byte * sizes) / times - 1.0)))
+    rate = math.inf if per_byte <= 0 else float(1.0 / per_byte)
+    return Hockney(float(start), rate, worst)

@@ -1,0 +1,120 @@
+"""How much a modelled crossover moves when one parameter of the model is wrong by 20 %.
+
+A modelled time has no sample noise; its uncertainty is that of the parameters. So the same kernels run
+again on a
+device whose parameter was scaled, at the two sizes around the crossover (and further out while the
+crossover lies
+outside), and the crossover is read from those runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from smfree.model.crossover import Crossover, Curve, Outcome, crossover
+
+#: The change applied to each parameter, as factors.
+FACTORS = (0.8, 1.2)
+
+#: (parameter name or None for the unchanged model, factor, size in bytes) -> (base time, challenger time)
+Rerun = Callable[[str | None, float, int], tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """Crossover in bytes with ``parameter`` scaled down and up; None = no crossover within the sizes
+    tried."""
+
+    parameter: str
+    down_bytes: float | None
+    up_bytes: float | None
+
+    def moves(self, size_bytes: float, *, at_least: float = 0.01) -> bool:
+        """Whether either run moved the crossover by more than ``at_least`` (a fraction) or lost it."""
+        return any(
+            value is None or abs(value / size_bytes - 1.0) > at_least
+            for value in (self.down_bytes, self.up_bytes)
+        )
+
+
+def shifts(
+    found: Crossover, parameters: Sequence[str], sizes: Sequence[int], rerun: Rerun
+) -> tuple[float | None, tuple[Shift, ...]]:
+    """Crossover of the unchanged model and its shift for each parameter, all from ``rerun``.
+
+    ``found.bracket`` says where to start; the search widens by one size at a time towards the end that the
+    leader at
+    the bracket points to. Returns (crossover of the unchanged model with these runs in bytes, shifts that
+    moved it).
+    """
+    if found.outcome is not Outcome.CROSSES or found.bracket is None:
+        raise ValueError(
+            f"no crossover between {found.base} and {found.challenger} to vary ({found.outcome.value})"
+        )
+    ordered = sorted(sizes)
+    nominal = _search(found, ordered, lambda size: rerun(None, 1.0, size))
+    if nominal is None:
+        return None, ()
+    result = []
+    for parameter in parameters:
+        values = [_search(found, ordered, lambda size, p=parameter, f=f: rerun(p, f, size)) for f in FACTORS]
+        shift = Shift(parameter, values[0], values[1])
+        if shift.moves(nominal):
+            result.append(shift)
+    return nominal, tuple(result)
+
+
+def _search(
+    found: Crossover, sizes: Sequence[int], run: Callable[[int], tuple[float, float]]
+) -> float | None:
+    assert found.bracket is not None
+    low, high = (sizes.index(size) for size in found.bracket)
+    base: dict[int, Sequence[float]] = {}
+    challenger: dict[int, Sequence[float]] = {}
+
+    def measure(index: int) -> None:
+        a, b = run(sizes[index])
+        base[sizes[index]], challenger[sizes[index]] = (a,), (b,)
+
+    measure(low)
+    measure(high)
+    while True:
+        result = crossover(Curve(found.base, base), Curve(found.challenger, challenger))
+        if result.outcome is Outcome.CROSSES:
+            return result.size_bytes
+        if result.outcome is Outcome.ALWAYS_FASTER and low > 0:
+            low -= 1
+            measure(low)
+        elif result.outcome is Outcome.NEVER_FASTER and high + 1 < len(sizes):
+            high += 1
+            measure(high)
+        else:
+            return None
+
+
+def describe(size_bytes: float, shift: Shift, formatted: Callable[[float], str]) -> str:
+    """Cell text of one shift: parameter with the crossover at -20 % and at +20 %."""
+    ends = [formatted(value) if value is not None else "none" for value in (shift.down_bytes, shift.up_bytes)]
+    return f"{shift.parameter}: {ends[0]} .. {ends[1]}"
+
+
+def largest_first(size_bytes: float, found: Sequence[Shift]) -> list[Shift]:
+    """Shifts ordered by how far they move the crossover; a lost crossover comes first."""
+
+    def distance(shift: Shift) -> float:
+        values = (shift.down_bytes, shift.up_bytes)
+        if None in values:
+            return float("inf")
+        return max(abs(value / size_bytes - 1.0) for value in values if value is not None)
+
+    return sorted(found, key=distance, reverse=True)
+
+
+def as_record(nominal: float | None, found: Sequence[Shift]) -> Mapping[str, object]:
+    """JSON form for the run's file."""
+    return {
+        "nominal_bytes": nominal,
+        "factors": list(FACTORS),
+        "shifts": {shift.parameter: [shift.down_bytes, shift.up_bytes] for shift in found},
+    }
