@@ -1,7 +1,7 @@
 """The emulated machine: one object holds all of its state.
 
-A :class:`Node` owns devices, host memory the devices know of, streams, events, loaded modules and the modelled
-host clock. Nothing lives in a module global, so several nodes can stand side by side in one process.
+A :class:`Node` owns devices, host memory the devices know of, streams, events, loaded modules and the
+modelled host clock. Nothing lives in a module global, so several nodes can stand side by side in one process.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a context is dead. ``code`` is the CUresult that every later call returns, ``report`` the full text."""
+    """Why a context is dead: ``code`` is the CUresult that every later call returns, ``report`` the text."""
 
     code: int
     report: str
@@ -113,6 +113,8 @@ class DeviceState:
     per_thread_streams: dict[int, Stream] = field(default_factory=dict)
     modules: dict[int, Any] = field(default_factory=dict)
     """Loaded modules by handle."""
+    allocations: set[int] = field(default_factory=set)
+    """Addresses from cuMemAlloc and cuMemAllocAsync that are not freed."""
 
     @property
     def active(self) -> bool:
@@ -220,6 +222,12 @@ class Node:
         stream.handle = LEGACY_STREAM if legacy else self.name(stream)
         self.timeline.add(stream)
         return stream
+
+    def forget(self, ordinal: int) -> None:
+        """Drop every handle of a context that ended."""
+        for handle, thing in list(self.objects.items()):
+            if getattr(thing, "context", None) == ordinal:
+                del self.objects[handle]
 
     # --------------------------------------------------------------------------------------- host memory
 

@@ -5,9 +5,9 @@ blocking copy. Until then nothing has happened, as on a GPU that is late. Among 
 the one with the earliest start runs first.
 
 Times are seconds since the node was made. An operation starts when it was submitted, everything before it
-in its stream and everything it waits for has ended, and the unit it needs (the SMs, a copy engine) is free; it
-runs for as long as its action says. A device runs one kernel at a time. Without a clock (``clocked=False``)
-every time is zero and the order is that of submission.
+in its stream and everything it waits for has ended, and the unit it needs (the SMs, a copy engine) is free;
+it runs for as long as its action says. A device runs one kernel at a time. Without a clock
+(``clocked=False``) every time is zero and the order is that of submission.
 """
 
 from __future__ import annotations

@@ -1,0 +1,41 @@
+"""The stand-in for ``cuda.bindings.driver``: the same calls, on an emulated node.
+
+``Driver(node)`` takes the place of the module: functions have the real names, parameters and return tuples;
+enums, structs and constants are the real ones. A call that the emulator lacks raises NotEmulated; one that
+fails leaves its reason in :meth:`Driver.report`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cuda.bindings import driver as cuda
+
+from smfree.emulator.driver.copies import CopyCalls
+from smfree.emulator.driver.device import DeviceCalls
+from smfree.emulator.driver.launch import LaunchCalls
+from smfree.emulator.driver.streams import StreamCalls
+from smfree.emulator.driver.tensormaps import TensorMapCalls
+
+__all__ = ["Driver", "NotEmulated"]
+
+
+class NotEmulated(NotImplementedError, AttributeError):
+    """A driver function that exists, but not in the emulator. ``hasattr`` answers False for it."""
+
+
+class Driver(DeviceCalls, LaunchCalls, CopyCalls, StreamCalls, TensorMapCalls):
+    """One process's view of a node. Several drivers may share a node; nothing is kept here."""
+
+    def report(self) -> str:
+        """Full text of the latest error: rule, value, remedy, and which launch it came from."""
+        return self.node.report
+
+    def __getattr__(self, name: str) -> Any:
+        """Types and constants of the real module; its functions that are not emulated raise NotEmulated."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = getattr(cuda, name)
+        if name.startswith("cu") and callable(found) and not isinstance(found, type):
+            raise NotEmulated(f"{name} is not emulated; smfree.emulator.driver lists what is")
+        return found

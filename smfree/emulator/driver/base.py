@@ -1,0 +1,250 @@
+"""What every call of the stand-in driver does first and last."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cuda.bindings import driver as cuda
+
+from smfree.emulator.driver.errors import CUresult, Refusal, invalid_handle
+from smfree.emulator.node import DeviceState, Fault, Node
+from smfree.emulator.streams import (
+    LEGACY_STREAM,
+    PER_THREAD_STREAM,
+    Operation,
+    Stalled,
+    Stream,
+    Unit,
+    WaitValue,
+)
+
+CALL_S = 0.3e-6
+"""Modelled host time of a call that queues nothing (assumed; no public figure decides it)."""
+
+_PACKAGE = str(Path(__file__).resolve().parents[2])
+_Thing = TypeVar("_Thing")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+class Needs(Enum):
+    """What must hold before a call may do anything."""
+
+    NOTHING = 0
+    INIT = 1
+    CONTEXT = 2
+    """An initialised driver, a current context, and no earlier fault in it."""
+
+
+def entry(outputs: int = 0, needs: Needs = Needs.CONTEXT) -> Callable[[_Method], _Method]:
+    """Make a method a driver call: it returns ``(CUresult, ...)`` with ``outputs`` values, None on failure.
+
+    The method itself returns its value (a tuple when there are several) or raises :class:`Refusal`.
+    """
+
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def call(self: DriverBase, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+            with self.node.lock:
+                try:
+                    self._begin(needs)
+                    value = method(self, *args, **kwargs)
+                except Refusal as refusal:
+                    if refusal.code is not CUresult.CUDA_ERROR_NOT_READY:
+                        self.node.report = f"{method.__name__}: {refusal.code.name}: {refusal.message}"
+                    return (refusal.code, *(None,) * outputs)
+            if outputs == 0:
+                return (CUresult.CUDA_SUCCESS,)
+            return (CUresult.CUDA_SUCCESS, value) if outputs == 1 else (CUresult.CUDA_SUCCESS, *value)
+
+        call.emulated_outputs = outputs  # type: ignore[attr-defined]
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+class DriverBase:
+    """The node behind the calls, and what the call groups share."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def _begin(self, needs: Needs) -> None:
+        node = self.node
+        if needs is Needs.NOTHING:
+            return
+        if not node.initialised:
+            raise Refusal(CUresult.CUDA_ERROR_NOT_INITIALIZED, "call cuInit(0) first")
+        if node.clocked:
+            node.host_time_s += CALL_S
+        node.timeline.look(node.host_time_s)
+        if needs is Needs.CONTEXT:
+            self._check_fault(self._device())
+
+    def _check_fault(self, device: DeviceState) -> None:
+        """Refuse everything in a context that a kernel's fault has killed."""
+        if device.fault is not None:
+            raise Refusal(CUresult(device.fault.code), f"an earlier fault is sticky.\n{device.fault.report}")
+
+    # ------------------------------------------------------------------------------------------ contexts
+
+    def _contexts(self) -> list[int]:
+        """The calling thread's stack of current contexts."""
+        stack: list[int] | None = getattr(self.node.threads, "contexts", None)
+        if stack is None:
+            stack = self.node.threads.contexts = []
+        return stack
+
+    def _device(self) -> DeviceState:
+        """The device of the current context."""
+        stack = self._contexts()
+        if not stack or not self.node.devices[stack[-1]].active:
+            raise Refusal(
+                CUresult.CUDA_ERROR_INVALID_CONTEXT,
+                "no context is current in this thread; call cuDevicePrimaryCtxRetain and cuCtxSetCurrent",
+            )
+        return self.node.devices[stack[-1]]
+
+    def _device_at(self, dev: Any) -> DeviceState:
+        ordinal = int(dev)
+        if not 0 <= ordinal < len(self.node.devices):
+            raise Refusal(
+                CUresult.CUDA_ERROR_INVALID_DEVICE,
+                f"there is no device {ordinal}; the node has {len(self.node.devices)}",
+            )
+        return self.node.devices[ordinal]
+
+    def _context_device(self, ctx: Any) -> DeviceState:
+        """The device whose primary context the handle names."""
+        value = int(ctx)
+        for device in self.node.devices:
+            if value == context_handle(device) and device.active:
+                return device
+        raise Refusal(CUresult.CUDA_ERROR_INVALID_CONTEXT, f"{value:#x} is no live context")
+
+    # ------------------------------------------------------------------------------------------- handles
+
+    def _find(self, handle: Any, kind: type[_Thing], what: str) -> _Thing:
+        """The object of ``kind`` behind a handle (wrapper or int)."""
+        value = 0 if handle is None else int(handle)
+        thing = self.node.objects.get(value)
+        if not isinstance(thing, kind):
+            was = "was destroyed or never made" if thing is None else f"names a {type(thing).__name__}"
+            raise invalid_handle(f"{value:#x} is no {what}: it {was}")
+        return thing
+
+    def _stream(self, handle: Any) -> Stream:
+        """The stream behind a handle; 0, legacy and per-thread ones belong to the current context."""
+        value = 0 if handle is None else int(handle)
+        if value in (0, LEGACY_STREAM):
+            device = self._device()
+            if device.default_stream is None:
+                device.default_stream = self.node.new_stream(device.ordinal, 0, 0, legacy=True)
+            return device.default_stream
+        if value == PER_THREAD_STREAM:
+            device, thread = self._device(), threading.get_ident()
+            if thread not in device.per_thread_streams:
+                device.per_thread_streams[thread] = self.node.new_stream(device.ordinal, 0, 0)
+            return device.per_thread_streams[thread]
+        stream = self._find(value, Stream, "stream")
+        if stream.destroyed:
+            raise invalid_handle(f"stream {value:#x} was destroyed")
+        self._check_fault(self.node.devices[stream.context])
+        return stream
+
+    # ------------------------------------------------------------------------------------- queueing work
+
+    def _submit(
+        self,
+        stream: Stream,
+        label: str,
+        action: Callable[[float], float] | None = None,
+        *,
+        unit: Unit | None = None,
+        after: tuple[Operation, ...] = (),
+        wait: WaitValue | None = None,
+        host_cost_s: float = 0.0,
+    ) -> Operation:
+        """Queue work; the host is busy for ``host_cost_s`` and the work starts after that at the earliest."""
+        node = self.node
+        if node.clocked:
+            node.host_time_s += host_cost_s
+        return node.timeline.submit(
+            Operation(stream, label, node.host_time_s, action, unit, after=after, wait=wait)
+        )
+
+    def _launch_cost_s(self, device: DeviceState) -> float:
+        return device.profile.host.launch_us * 1e-6
+
+    def _catch_up(self) -> None:
+        """Run what would have started by now on the modelled clock."""
+        self.node.timeline.run_until(self.node.host_time_s)
+
+    def _finish(self, *operations: Operation | None) -> None:
+        """Block the host until the operations have ended; report a fault or an endless wait."""
+        for operation in operations:
+            if operation is not None:
+                self._finish_one(operation)
+        self.node.timeline.look(self.node.host_time_s)
+
+    def _finish_one(self, operation: Operation) -> None:
+        node = self.node
+        waited_s, step_s = 0.0, 0.0005
+        while True:
+            try:
+                node.timeline.run_through(operation)
+                break
+            except Stalled:
+                if waited_s >= node.host_wait_limit_s:
+                    raise self._endless(operation, waited_s) from None
+                node.lock.wait(step_s)
+                waited_s += step_s
+                step_s = min(step_s * 2, 0.05)
+                node.timeline.look(node.host_time_s)
+        node.host_time_s = max(node.host_time_s, operation.end_s)
+        self._check_fault(node.devices[operation.stream.context])
+
+    def _endless(self, operation: Operation, waited_s: float) -> Refusal:
+        lines = "\n  ".join(self.node.timeline.blocked_on(operation.stream.context))
+        return Refusal(
+            CUresult.CUDA_ERROR_TIMEOUT,
+            f"{operation.label} on {operation.stream.name} never ran: the host waited {waited_s:.1f} s for "
+            f"memory that no queued work writes. Real hardware would hang here.\n  {lines}\n"
+            "Write the value from the host before synchronising, or raise Node(host_wait_limit_s=...).",
+        )
+
+    def _synchronize(self, device: DeviceState) -> None:
+        """Wait for everything queued in a device's context."""
+        self._finish(*(stream.last for stream in self.node.timeline.streams_of(device.ordinal)))
+
+    def _fail(self, device: DeviceState, code: Any, report: str, now_s: float) -> None:
+        """Kill a context: every later call returns ``code``; queued work is dropped."""
+        if device.fault is None:
+            device.fault = Fault(int(code), report)
+            self.node.report = report
+        self.node.timeline.drop(device.ordinal, now_s)
+
+
+def context_handle(device: DeviceState) -> int:
+    """The value of a primary context's handle."""
+    return 0x5AFC_0000_0000 + 0x1000 * (device.ordinal + 1)
+
+
+def as_context(device: DeviceState | None) -> Any:
+    """The CUcontext of a device; a null one for None."""
+    return cuda.CUcontext(0 if device is None else context_handle(device))
+
+
+def calling_line() -> str:
+    """``file:line`` of the innermost caller outside this package, for reports."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_PACKAGE):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "unknown"

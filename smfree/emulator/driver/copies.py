@@ -1,0 +1,207 @@
+"""cuMemcpy* and cuMemset*: what moves, on which unit, and for how long (modelled).
+
+A copy from pageable memory reads its source when it is called, one from page-locked memory when it runs. A
+copy to pageable memory blocks the host. Copies pass through L2, as the copy engines' do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from smfree.emulator.driver.base import entry
+from smfree.emulator.driver.errors import fault_code, invalid
+from smfree.emulator.driver.memory import MemoryCalls, Place, address_of, host_bytes
+from smfree.emulator.errors import EmulationError
+from smfree.emulator.node import DeviceState
+from smfree.emulator.profile import LINE_BYTES
+from smfree.emulator.streams import Operation, Stream, Unit
+
+
+class CopyCalls(MemoryCalls):
+    """cuMemcpy* and cuMemset*. Functions without Async use the legacy default stream."""
+
+    @entry(0)
+    def cuMemcpyHtoD(self, dstDevice: Any, srcHost: Any, ByteCount: int) -> None:
+        self._host_to_device(dstDevice, srcHost, ByteCount, 0, block=True)
+
+    @entry(0)
+    def cuMemcpyHtoDAsync(self, dstDevice: Any, srcHost: Any, ByteCount: int, hStream: Any) -> None:
+        self._host_to_device(dstDevice, srcHost, ByteCount, hStream, block=False)
+
+    def _host_to_device(self, dst: Any, src: Any, nbytes: int, stream: Any, *, block: bool) -> None:
+        target = self._place(int(dst), nbytes, "dstDevice", on_device=True)
+        source = self._place(address_of(src), nbytes, "srcHost")
+        self._copy(target, source, nbytes, self._stream(stream), block=block)
+
+    @entry(0)
+    def cuMemcpyDtoH(self, dstHost: Any, srcDevice: Any, ByteCount: int) -> None:
+        self._device_to_host(dstHost, srcDevice, ByteCount, 0, block=True)
+
+    @entry(0)
+    def cuMemcpyDtoHAsync(self, dstHost: Any, srcDevice: Any, ByteCount: int, hStream: Any) -> None:
+        self._device_to_host(dstHost, srcDevice, ByteCount, hStream, block=False)
+
+    def _device_to_host(self, dst: Any, src: Any, nbytes: int, stream: Any, *, block: bool) -> None:
+        target = self._place(address_of(dst), nbytes, "dstHost")
+        source = self._place(int(src), nbytes, "srcDevice", on_device=True)
+        self._copy(target, source, nbytes, self._stream(stream), block=block)
+
+    @entry(0)
+    def cuMemcpyDtoD(self, dstDevice: Any, srcDevice: Any, ByteCount: int) -> None:
+        self._device_to_device(dstDevice, srcDevice, ByteCount, 0)
+
+    @entry(0)
+    def cuMemcpyDtoDAsync(self, dstDevice: Any, srcDevice: Any, ByteCount: int, hStream: Any) -> None:
+        self._device_to_device(dstDevice, srcDevice, ByteCount, hStream)
+
+    def _device_to_device(self, dst: Any, src: Any, nbytes: int, stream: Any) -> None:
+        target = self._place(int(dst), nbytes, "dstDevice", on_device=True)
+        source = self._place(int(src), nbytes, "srcDevice", on_device=True)
+        self._copy(target, source, nbytes, self._stream(stream), block=False)
+
+    @entry(0)
+    def cuMemcpy(self, dst: Any, src: Any, ByteCount: int) -> None:
+        target = self._place(int(dst), ByteCount, "dst")
+        source = self._place(int(src), ByteCount, "src")
+        block = target.device is None or source.device is None
+        self._copy(target, source, ByteCount, self._stream(0), block=block)
+
+    @entry(0)
+    def cuMemcpyAsync(self, dst: Any, src: Any, ByteCount: int, hStream: Any) -> None:
+        target = self._place(int(dst), ByteCount, "dst")
+        source = self._place(int(src), ByteCount, "src")
+        self._copy(target, source, ByteCount, self._stream(hStream), block=False)
+
+    # ------------------------------------------------------------------------------------------ one copy
+
+    def _copy(self, dst: Place, src: Place, nbytes: int, stream: Stream, *, block: bool) -> None:
+        if nbytes < 0:
+            raise invalid(f"ByteCount must not be negative, got {nbytes}")
+        if nbytes == 0:
+            return
+        device = self.node.devices[stream.context]
+        staged = src.device is None and not src.pinned
+        data = host_bytes(src.address, nbytes).copy() if staged else None
+
+        def move() -> None:
+            if dst.device is not None and src.device is not None:
+                dst.device.memory.copy(dst.address, src.device.memory, src.address, nbytes)
+            elif src.device is not None:
+                host_bytes(dst.address, nbytes)[:] = src.device.memory.read(src.address, nbytes)
+            else:
+                read = data if data is not None else host_bytes(src.address, nbytes)
+                if dst.device is not None:
+                    dst.device.memory.write(dst.address, read)
+                else:
+                    host_bytes(dst.address, nbytes)[:] = read
+            for place, write in ((src, False), (dst, True)):
+                if place.device is not None:
+                    self._touch(place.device, place.address, nbytes, write=write)
+
+        label = f"copy of {nbytes} bytes from {src.address:#x} to {dst.address:#x}"
+        seconds = _copy_seconds(device, dst, src, nbytes)
+        operation = self._queue(stream, device, label, move, seconds, _engine(device, dst, src))
+        if block or (dst.device is None and not dst.pinned):
+            self._finish(operation)
+
+    def _queue(
+        self,
+        stream: Stream,
+        device: DeviceState,
+        label: str,
+        move: Callable[[], None],
+        seconds: float,
+        unit: Unit,
+    ) -> Operation:
+        def run(start_s: float) -> float:
+            try:
+                move()
+            except EmulationError as error:
+                self._fail(device, fault_code(error), f"{error}\n  in {label} on {stream.name}", start_s)
+            return seconds
+
+        return self._submit(stream, label, run, unit=unit, host_cost_s=self._launch_cost_s(device))
+
+    def _touch(self, device: DeviceState, address: int, nbytes: int, *, write: bool) -> None:
+        """Let a copy pass through the device's L2."""
+        if self.node.clocked:
+            first = (address - device.memory.base) // LINE_BYTES
+            last = (address + nbytes - 1 - device.memory.base) // LINE_BYTES
+            device.l2.touch(np.arange(first, last + 1, dtype=np.int64), write)
+
+    # ------------------------------------------------------------------------------------------- memsets
+
+    @entry(0)
+    def cuMemsetD8(self, dstDevice: Any, uc: int, N: int) -> None:
+        self._set(dstDevice, uc, N, 1, 0, block=True)
+
+    @entry(0)
+    def cuMemsetD16(self, dstDevice: Any, us: int, N: int) -> None:
+        self._set(dstDevice, us, N, 2, 0, block=True)
+
+    @entry(0)
+    def cuMemsetD32(self, dstDevice: Any, ui: int, N: int) -> None:
+        self._set(dstDevice, ui, N, 4, 0, block=True)
+
+    @entry(0)
+    def cuMemsetD8Async(self, dstDevice: Any, uc: int, N: int, hStream: Any) -> None:
+        self._set(dstDevice, uc, N, 1, hStream, block=False)
+
+    @entry(0)
+    def cuMemsetD16Async(self, dstDevice: Any, us: int, N: int, hStream: Any) -> None:
+        self._set(dstDevice, us, N, 2, hStream, block=False)
+
+    @entry(0)
+    def cuMemsetD32Async(self, dstDevice: Any, ui: int, N: int, hStream: Any) -> None:
+        self._set(dstDevice, ui, N, 4, hStream, block=False)
+
+    def _set(self, dst: Any, value: int, count: int, width: int, stream: Any, *, block: bool) -> None:
+        """Set ``count`` elements of ``width`` bytes; the host waits only for host memory."""
+        address, nbytes = int(dst), int(count) * width
+        if address % width:
+            raise invalid(f"dstDevice must be {width}-byte aligned, got {address:#x}")
+        if count < 0 or not 0 <= int(value) < 1 << (8 * width):
+            raise invalid(
+                f"N must not be negative and the value fit in {width} bytes, got {count} and {value}"
+            )
+        place, where = self._place(address, nbytes, "dstDevice", on_device=True), self._stream(stream)
+        if nbytes == 0:
+            return
+        pattern = int(value).to_bytes(width, "little")
+
+        def fill() -> None:
+            if place.device is None:
+                host_bytes(address, nbytes)[:] = np.frombuffer(pattern * count, np.uint8)
+            else:
+                place.device.memory.fill(address, nbytes, pattern)
+                self._touch(place.device, address, nbytes, write=True)
+
+        device = self.node.devices[where.context]
+        spec, host = device.profile.device, device.profile.host
+        rate = spec.peak_memory_gbps * 1e9 * device.profile.dram.write_efficiency
+        seconds = host.copy_startup_us * 1e-6 + nbytes / rate
+        operation = self._queue(where, device, f"memset of {nbytes} bytes", fill, seconds, device.compute)
+        if block and place.device is None:
+            self._finish(operation)
+
+
+def _copy_seconds(device: DeviceState, dst: Place, src: Place, nbytes: int) -> float:
+    """Start-up plus bytes over the path's rate. Inside a device every byte is read and written."""
+    host, spec = device.profile.host, device.profile.device
+    if dst.device is not None and dst.device is src.device:
+        rate = spec.peak_memory_gbps * 1e9 * host.copy_device_efficiency / 2
+    else:
+        pageable = any(place.device is None and not place.pinned for place in (dst, src))
+        rate = (host.pcie_pageable_gbps if pageable else host.pcie_pinned_gbps) * 1e9
+    return host.copy_startup_us * 1e-6 + nbytes / rate
+
+
+def _engine(device: DeviceState, dst: Place, src: Place) -> Unit:
+    """One copy engine per direction to the host; copies inside the device take the last."""
+    engines = device.copy_engines
+    if src.device is None:
+        return engines[0]
+    return engines[1 % len(engines)] if dst.device is None else engines[-1]

@@ -1,0 +1,57 @@
+"""How many CTAs of a kernel fit on an SM, by the allocation rules of NVIDIA's occupancy calculator."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from smfree.emulator.profile import WARP_SIZE, DeviceSpec
+
+_REGISTER_UNIT = 256
+"""Registers are given to a warp in units of this many."""
+_SHARED_UNIT = 128
+"""Shared memory is given to a CTA in units of this many bytes."""
+_PARTITIONS = 4
+"""Sub-partitions of an SM; a warp's registers lie in one of them."""
+
+
+class Occupancy(NamedTuple):
+    """CTAs per SM as each resource alone would allow."""
+
+    by_slots: int
+    by_threads: int
+    by_registers: int
+    by_shared: int
+
+    @property
+    def ctas(self) -> int:
+        return min(self)
+
+    @property
+    def limits(self) -> str:
+        """ "2 by registers, 8 by threads": every limit, the tightest first."""
+        names = ("CTA slots", "threads", "registers", "shared memory")
+        return ", ".join(f"{count} by {name}" for count, name in sorted(zip(self, names, strict=True)))
+
+
+def occupancy(spec: DeviceSpec, threads: int, registers: int, shared_bytes: int) -> Occupancy:
+    """``threads`` and ``shared_bytes`` (static + dynamic) per CTA, ``registers`` per thread."""
+    warps = -(-threads // WARP_SIZE)
+    registers_per_warp = _round_up(registers * WARP_SIZE, _REGISTER_UNIT)
+    if registers > spec.registers_per_thread or registers_per_warp * warps > spec.registers_per_block:
+        by_registers = 0
+    else:
+        warps_per_partition = spec.registers_per_sm // _PARTITIONS // registers_per_warp
+        by_registers = warps_per_partition * _PARTITIONS // warps
+    taken = _round_up(shared_bytes + spec.reserved_shared_bytes_per_block, _SHARED_UNIT)
+    if shared_bytes > spec.shared_bytes_per_block_optin or threads > spec.max_threads_per_block:
+        return Occupancy(0, 0, 0, 0)
+    return Occupancy(
+        by_slots=spec.max_ctas_per_sm,
+        by_threads=spec.max_warps_per_sm // warps,
+        by_registers=by_registers,
+        by_shared=spec.shared_bytes_per_sm // taken if taken else spec.max_ctas_per_sm,
+    )
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

@@ -1,0 +1,241 @@
+"""Streams, events, and waits and writes of memory values in a stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver as cuda
+
+from smfree.emulator.driver.base import as_context, entry
+from smfree.emulator.driver.device import GREATEST_PRIORITY
+from smfree.emulator.driver.errors import CUresult, Refusal, fault_code, invalid, invalid_handle, unsupported
+from smfree.emulator.driver.memory import MemoryCalls, Place, host_bytes
+from smfree.emulator.errors import EmulationError
+from smfree.emulator.streams import Event, Operation, Stream, WaitValue
+
+_DISABLE_TIMING, _INTERPROCESS = 2, 4
+_GEQ, _EQ, _AND, _NOR = range(4)
+_FLUSH = 1 << 30
+_CONDITIONS = (">= (cyclic)", "==", "& ... != 0 with", "nor ... != 0 with")
+
+
+class StreamCalls(MemoryCalls):
+    """cuStream* and cuEvent*."""
+
+    @entry(1)
+    def cuStreamCreate(self, Flags: int) -> Any:
+        return self._new_stream(Flags, 0)
+
+    @entry(1)
+    def cuStreamCreateWithPriority(self, flags: int, priority: int) -> Any:
+        return self._new_stream(flags, priority)
+
+    def _new_stream(self, flags: int, priority: int) -> Any:
+        if int(flags) not in (0, 1):
+            raise invalid(f"flags must be CU_STREAM_DEFAULT or CU_STREAM_NON_BLOCKING, got {flags}")
+        clamped = min(0, max(GREATEST_PRIORITY, int(priority)))
+        return cuda.CUstream(self.node.new_stream(self._device().ordinal, int(flags), clamped).handle)
+
+    @entry(0)
+    def cuStreamDestroy(self, hStream: Any) -> None:
+        stream = self._find(hStream, Stream, "stream")
+        del self.node.objects[stream.handle]
+        self.node.timeline.remove(stream)
+
+    @entry(0)
+    def cuStreamQuery(self, hStream: Any) -> None:
+        stream = self._stream(hStream)
+        self._catch_up()
+        self._check_fault(self.node.devices[stream.context])
+        for operation in self._tail(stream):
+            self._require_ended(operation)
+
+    @entry(0)
+    def cuStreamSynchronize(self, hStream: Any) -> None:
+        self._finish(*self._tail(self._stream(hStream)))
+
+    def _tail(self, stream: Stream) -> list[Operation]:
+        """What must end before the stream is idle; the default stream stands for all blocking ones."""
+        streams = [stream]
+        if stream.legacy:
+            streams += [other for other in self.node.timeline.streams_of(stream.context) if other.blocking]
+        return [each.last for each in streams if each.last is not None]
+
+    def _require_ended(self, operation: Operation) -> None:
+        if not operation.done or operation.end_s > self.node.host_time_s:
+            raise Refusal(CUresult.CUDA_ERROR_NOT_READY, f"{operation.label} has not ended")
+
+    @entry(0)
+    def cuStreamWaitEvent(self, hStream: Any, hEvent: Any, Flags: int) -> None:
+        stream, event = self._stream(hStream), self._event(hEvent)
+        if int(Flags) not in (0, 1):
+            raise invalid(f"Flags must be CU_EVENT_WAIT_DEFAULT or _EXTERNAL, got {Flags}")
+        if event.operation is not None:
+            self._submit(stream, f"wait for event {event.handle:#x}", after=(event.operation,))
+
+    @entry(1)
+    def cuStreamGetPriority(self, hStream: Any) -> int:
+        return self._stream(hStream).priority
+
+    @entry(1)
+    def cuStreamGetFlags(self, hStream: Any) -> int:
+        return self._stream(hStream).flags
+
+    @entry(1)
+    def cuStreamGetCtx(self, hStream: Any) -> Any:
+        return as_context(self.node.devices[self._stream(hStream).context])
+
+    @entry(1)
+    def cuStreamGetId(self, hStream: Any) -> int:
+        return self._stream(hStream).handle
+
+    # -------------------------------------------------------------------------------------------- events
+
+    def _event(self, handle: Any) -> Event:
+        return self._find(handle, Event, "event")
+
+    @entry(1)
+    def cuEventCreate(self, Flags: int) -> Any:
+        if int(Flags) & _INTERPROCESS:
+            raise unsupported("CU_EVENT_INTERPROCESS is not emulated")
+        if int(Flags) & ~7:
+            raise invalid(f"Flags may hold CU_EVENT_BLOCKING_SYNC and _DISABLE_TIMING, got {Flags:#x}")
+        event = Event(0, self._device().ordinal, timed=not int(Flags) & _DISABLE_TIMING)
+        event.handle = self.node.name(event)
+        return cuda.CUevent(event.handle)
+
+    @entry(0)
+    def cuEventDestroy(self, hEvent: Any) -> None:
+        del self.node.objects[self._event(hEvent).handle]
+
+    @entry(0)
+    def cuEventRecord(self, hEvent: Any, hStream: Any) -> None:
+        self._record(hEvent, hStream)
+
+    @entry(0)
+    def cuEventRecordWithFlags(self, hEvent: Any, hStream: Any, flags: int) -> None:
+        if int(flags) != 0:
+            raise invalid(f"flags must be CU_EVENT_RECORD_DEFAULT outside of a capture, got {flags}")
+        self._record(hEvent, hStream)
+
+    def _record(self, hEvent: Any, hStream: Any) -> None:
+        event, stream = self._event(hEvent), self._stream(hStream)
+        if event.context != stream.context:
+            raise invalid_handle(
+                f"event {event.handle:#x} is of device {event.context}, {stream.name} of {stream.context}"
+            )
+        event.operation = self._submit(stream, f"record of event {event.handle:#x}")
+
+    @entry(0)
+    def cuEventQuery(self, hEvent: Any) -> None:
+        event = self._event(hEvent)
+        self._catch_up()
+        self._check_fault(self.node.devices[event.context])
+        if event.operation is not None:
+            self._require_ended(event.operation)
+
+    @entry(0)
+    def cuEventSynchronize(self, hEvent: Any) -> None:
+        self._finish(self._event(hEvent).operation)
+
+    @entry(1)
+    def cuEventElapsedTime(self, hStart: Any, hEnd: Any) -> float:
+        """Milliseconds, rounded to single precision as the driver's are. Exact, unlike a GPU's 0.5 us."""
+        times = []
+        self._catch_up()
+        for name, handle in (("hStart", hStart), ("hEnd", hEnd)):
+            event = self._event(handle)
+            if not event.timed:
+                raise invalid_handle(f"{name} was created with CU_EVENT_DISABLE_TIMING")
+            if event.operation is None:
+                raise invalid_handle(f"{name} was never recorded; call cuEventRecord first")
+            if not self.node.clocked:
+                raise unsupported(
+                    f"schedule {self.node.schedule!r} has no clock; only the timed schedule gives times"
+                )
+            self._require_ended(event.operation)
+            times.append(event.operation.end_s)
+        return float(np.float32((times[1] - times[0]) * 1e3))
+
+    # ------------------------------------------------------------------------------- values in the stream
+
+    @entry(0)
+    def cuStreamWaitValue32(self, stream: Any, addr: Any, value: Any, flags: int) -> None:
+        self._wait_value(stream, addr, value, flags, 4)
+
+    @entry(0)
+    def cuStreamWaitValue64(self, stream: Any, addr: Any, value: Any, flags: int) -> None:
+        self._wait_value(stream, addr, value, flags, 8)
+
+    def _wait_value(self, hStream: Any, addr: Any, value: Any, flags: int, width: int) -> None:
+        stream, place = self._stream(hStream), self._word(addr, width)
+        condition, wanted = int(flags) & ~_FLUSH, int(value) & (1 << 8 * width) - 1
+        if condition not in (_GEQ, _EQ, _AND, _NOR):
+            raise invalid(f"flags must be one of CU_STREAM_WAIT_VALUE_*, got {flags:#x}")
+
+        def satisfied() -> bool:
+            return _compare(condition, _read(place, width), wanted, width)
+
+        def describe() -> str:
+            return (
+                f"waits for the {8 * width}-bit value at {place.address:#x} {_CONDITIONS[condition]} "
+                f"{wanted:#x}, it holds {_read(place, width):#x}"
+            )
+
+        label = f"wait for the value at {place.address:#x}"
+        self._submit(stream, label, wait=WaitValue(satisfied, describe))
+
+    @entry(0)
+    def cuStreamWriteValue32(self, stream: Any, addr: Any, value: Any, flags: int) -> None:
+        self._write_value(stream, addr, value, flags, 4)
+
+    @entry(0)
+    def cuStreamWriteValue64(self, stream: Any, addr: Any, value: Any, flags: int) -> None:
+        self._write_value(stream, addr, value, flags, 8)
+
+    def _write_value(self, hStream: Any, addr: Any, value: Any, flags: int, width: int) -> None:
+        stream, place = self._stream(hStream), self._word(addr, width)
+        if int(flags) not in (0, 1):
+            raise invalid(f"flags must be one of CU_STREAM_WRITE_VALUE_*, got {flags:#x}")
+        data = (int(value) & (1 << 8 * width) - 1).to_bytes(width, "little")
+        label = f"write of the value at {place.address:#x}"
+
+        def write(start_s: float) -> float:
+            try:
+                if place.device is None:
+                    host_bytes(place.address, width)[:] = np.frombuffer(data, np.uint8)
+                else:
+                    place.device.memory.write(place.address, data)
+            except EmulationError as error:
+                owner = self.node.devices[stream.context]
+                self._fail(owner, fault_code(error), f"{error}\n  in {label} on {stream.name}", start_s)
+            return 0.0
+
+        self._submit(stream, label, write)
+
+    def _word(self, addr: Any, width: int) -> Place:
+        address = int(addr)
+        if address % width:
+            raise invalid(f"addr must be {width}-byte aligned, got {address:#x}")
+        return self._place(address, width, "addr", on_device=True)
+
+
+def _read(place: Place, width: int) -> int:
+    if place.device is None:
+        return int.from_bytes(host_bytes(place.address, width).tobytes(), "little")
+    if place.device.memory.allocation_of(place.address) is None:
+        return 0
+    return int.from_bytes(place.device.memory.span(place.address, width)[0].tobytes(), "little")
+
+
+def _compare(condition: int, value: int, wanted: int, width: int) -> bool:
+    """CUstreamWaitValue_flags; GEQ is cyclic: the difference as a signed word is not negative."""
+    mask = (1 << 8 * width) - 1
+    if condition == _GEQ:
+        return (value - wanted) & mask < 1 << (8 * width - 1)
+    if condition == _EQ:
+        return value == wanted
+    if condition == _AND:
+        return value & wanted != 0
+    return ~(value | wanted) & mask != 0
