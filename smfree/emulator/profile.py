@@ -244,7 +244,7 @@ class Profile:
         old = self.get(path)
         if isinstance(old, str):
             raise ValueError(f"replace({path!r}): the parameter is a text, not a number")
-        new = old * factor if factor is not None else value
+        new: Any = value if factor is None else old * factor
         section, _, name = path.partition(".")
         new = type(old)(round(new)) if isinstance(old, int) else float(new)
         part = dataclasses.replace(getattr(self, section), **{name: new})

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smfree.emulator.clock import Clock
+from smfree.emulator.clock import F8, Clock
 from smfree.emulator.profile import Profile, PublishedRow, load, names
 
 _LOOP_INSTRUCTIONS = (
     6  # of the producer's loop around one bulk copy: issue, expect, arrive, wait, add, branch
 )
-_ROUNDS = 24
+_ROUNDS = 24  # half of them to settle, half counted
 
 
 class Replayed(NamedTuple):
@@ -51,7 +51,7 @@ def _bulk_loop(clock: Clock, args: Mapping[str, float], *, tensor: bool) -> floa
     size = int(args["bytes"])
     nbytes = np.full(ctas, size)
     none, one = np.zeros(ctas, dtype=np.int64), np.ones(ctas, dtype=np.int64)
-    t = np.zeros(ctas)
+    t: F8 = np.zeros(ctas)
     middle = 0.0
     for index in range(_ROUNDS):
         if index == _ROUNDS // 2:

@@ -6,7 +6,9 @@ earlier one. The bank keeps a calendar instead: how much of each bin of time is 
 requests is served first come, first served in the time that is still free: arrival times are mapped to
 "free time so far", the queue is solved there with a cumulative maximum, and the finish times are mapped back.
 
-Exact to one bin: inside a bin the taken part counts as lying at its beginning. No work is lost.
+Inside a bin the taken part counts as lying at its beginning, so two calls can err by a bin against each
+other; within one call the queue is exact. Work longer than a bin also takes what was idle in its first bin:
+otherwise a short request behind it could slip in there.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from numpy.typing import NDArray
 F8 = NDArray[np.floating[Any]]
 I8 = NDArray[np.int64]
 
-_SMALL = 12  # below this many requests a loop over Python floats is faster than numpy
+_SMALL = 24  # below this many requests a loop over Python floats is faster than numpy
+_ROUNDING = 1e-4  # cycles; above the error of a cumulative maximum over shifted groups
 _HISTORY = 512  # bins kept behind the earliest request of a batch
 
 
@@ -35,7 +38,7 @@ class ServerBank:
     def _allocate(self, bins: int) -> None:
         self._bins = bins
         self._used = np.zeros((self.count, bins))
-        self._flat = memoryview(self._used.reshape(-1))
+        self._flat = self._used.reshape(-1).data
         self._origin = 0  # bin number of column 0
         self._top = 0  # first column that no request has touched
 
@@ -75,7 +78,7 @@ class ServerBank:
             bins *= 2
         if bins != self._bins:
             self._used = np.zeros((self.count, bins))
-            self._flat = memoryview(self._used.reshape(-1))
+            self._flat = self._used.reshape(-1).data
             self._bins = bins
         else:
             self._used[:, kept.shape[1] : self._top] = 0.0
@@ -87,7 +90,8 @@ class ServerBank:
         number = max(int(t / width), self._origin)
         position = max(t - number * width, 0.0)
         base = server * self._bins - self._origin
-        flat, top = self._flat, self._top + self._origin
+        flat: Any = self._flat
+        top = self._top + self._origin
         left = work
         while True:
             if number >= top:  # free from here on
@@ -99,8 +103,8 @@ class ServerBank:
                 flat[base + number] = used + left
                 return max(number * width + begin + left, t + work)
             if room > 0.0:
-                flat[base + number] = used + room
                 left -= room
+                flat[base + number] = used + room if left <= width else width
             number += 1
             position = 0.0
 
@@ -115,7 +119,7 @@ class ServerBank:
         if last == number:
             row[first] += work
         else:
-            row[first] += width - position
+            row[first] = width if last > number + 1 else row[first] + width - position
             row[first + 1 : last - self._origin] = width
             row[last - self._origin] += end - last * width
         self._top = max(self._top, last - self._origin + 1)
@@ -124,107 +128,88 @@ class ServerBank:
     def _serve_many(self, server: I8, t: F8, work: F8) -> F8:
         width = self.bin
         order = np.lexsort((t, server)) if self.count > 1 else np.argsort(t, kind="stable")
-        s, arrive, w = server[order], t[order], work[order]
-        begins = np.empty(len(s), dtype=bool)
-        begins[0] = True
+        s, arrive, w = server.take(order), t.take(order), work.take(order)
+        begins = np.ones(len(s), dtype=bool)
         np.not_equal(s[1:], s[:-1], out=begins[1:])
-        group = np.cumsum(begins) - 1
         heads = np.flatnonzero(begins)
-        rows = s[heads]
+        group = np.cumsum(begins) - 1
+        rows = s.take(heads)
 
+        # taken[g, c]: time taken in column c of server g; free[g, c]: time free before column c. Columns
+        # count from the bin of the earliest arrival; the last one stands for all later, wholly free bins.
         low = max(int(arrive.min() / width), self._origin)
-        x = np.maximum(arrive - low * width, 0.0)
         columns = max(self._top + self._origin - low, 0)
-        taken = self._used[rows, low - self._origin : self._top] if columns else np.zeros((len(rows), 0))
-        free = np.zeros((len(rows), columns + 1))
-        np.cumsum(width - taken, axis=1, out=free[:, 1:])
-
-        # Arrival in free time, queue there, finish in free time.
-        column = np.minimum((x / width).astype(np.int64), columns)
-        inside = column < columns
-        spare = x - column * width
+        stride = columns + 1
+        taken = np.zeros((len(rows), stride))
+        free = np.zeros((len(rows), stride))
         if columns:
-            spare -= np.where(inside, taken[group, np.minimum(column, columns - 1)], 0.0)
-        u = free[group, column] + np.maximum(spare, 0.0)
+            taken[:, :-1] = self._used[rows, low - self._origin : self._top]
+            np.cumsum(width - taken[:, :-1], axis=1, out=free[:, 1:])
+        beyond = free[:, -1]
+        cells = group * stride
+
+        # Arrival in free time; the queue there.
+        x = np.maximum(arrive - low * width, 0.0)
+        arrival = (x / width).astype(np.int64)
+        known = np.minimum(arrival, columns)
+        at = cells + known
+        u = free.take(at) + np.maximum(x - known * width - taken.take(at), 0.0)
         total = np.cumsum(w)
-        total -= (total[heads] - w[heads])[group]
-        slack = u - (total - w)
+        total -= (total.take(heads) - w.take(heads)).take(group)
+        own = u - (total - w)
         if len(heads) > 1:
-            shift = group * (slack.max() - slack.min() + 1.0)
-            slack = np.maximum.accumulate(slack + shift) - shift
+            shift = group * (float(own.max()) - float(own.min()) + 1.0)
+            slack = np.maximum.accumulate(own + shift) - shift
         else:
-            slack = np.maximum.accumulate(slack)
+            slack = np.maximum.accumulate(own)
         end = slack + total
         begin = end - w
 
-        # Back to time, and mark what was taken.
-        end_column = self._locate(free, group, end, "left")
-        begin_column = np.minimum(self._locate(free, group, begin, "right"), end_column)
-        beyond = free[:, -1]
-        edge_end = self._edge(free, beyond, group, end_column)
-        offset = end - edge_end
+        # Back to time: the column in which each request ends, and the offset in it.
+        ends = columns + np.maximum((end - beyond.take(group)) / width, 0.0).astype(np.int64)
         if columns:
-            known = end_column < columns
-            offset += np.where(known, taken[group, np.minimum(end_column, columns - 1)], 0.0)
-        finish = np.maximum(end_column * width + offset, x + w)
-        self._mark(rows, low, group, begin, end, begin_column, end_column, free, beyond)
+            apart = max(float(end.max()), float(beyond.max())) + 1.0
+            edges = (free[:, 1:] + np.arange(len(rows))[:, None] * apart).reshape(-1)
+            found = edges.searchsorted(end + group * apart) - group * columns
+            ends = np.where(found < columns, np.maximum(found, 0), ends)
+        at = cells + np.minimum(ends, columns)
+        into = end - free.take(at) - np.maximum(ends - columns, 0) * width
+        finish = np.maximum(ends * width + into + taken.take(at), x + w) + low * width
+
+        # A request starts where it arrived or, when it had to queue, where the one before it ended.
+        starts = np.empty_like(ends)
+        starts[0] = arrival[0]
+        starts[1:] = np.where(slack[1:] > own[1:] + _ROUNDING, ends[:-1], arrival[1:])
+        self._mark(rows, low, group, np.minimum(starts, ends), ends, begin, end, into, free)
         out = np.empty_like(finish)
-        out[order] = finish + low * width
+        out[order] = finish
         return np.maximum(out, t + work)
 
-    def _locate(self, free: F8, group: I8, u: F8, side: str) -> I8:
-        """Column whose free time holds ``u``; columns past the known ones are wholly free."""
-        columns = free.shape[1] - 1
-        beyond = free[:, -1]
-        past = columns + np.maximum((u - beyond[group]) / self.bin, 0.0).astype(np.int64)
-        if not columns:
-            return past
-        shift = float(max(u.max(), beyond.max())) + 1.0
-        flat = (free[:, 1:] + np.arange(len(beyond))[:, None] * shift).reshape(-1)
-        found = flat.searchsorted(u + group * shift, side=side) - group * columns  # type: ignore[call-overload]
-        return np.where(found < columns, np.maximum(found, 0), past)
-
-    def _edge(self, free: F8, beyond: F8, group: I8, column: I8) -> F8:
-        columns = free.shape[1] - 1
-        return free[group, np.minimum(column, columns)] + np.maximum(column - columns, 0) * self.bin
-
     def _mark(
-        self,
-        rows: I8,
-        low: int,
-        group: I8,
-        begin: F8,
-        end: F8,
-        begin_column: I8,
-        end_column: I8,
-        free: F8,
-        beyond: F8,
+        self, rows: I8, low: int, group: I8, starts: I8, ends: I8, begin: F8, end: F8, into: F8, free: F8
     ) -> None:
-        span = int(end_column.max()) + 2
+        """Enter requests into the calendar; they take all free time from ``begin`` to ``end``."""
+        width = self.bin
+        columns = free.shape[1] - 1
+        span = int(ends.max()) + 2
         self._reserve(low, low + span)
         first = low - self._origin
         size = len(rows) * span
-        one = begin_column == end_column
-        at_end = group * span + end_column
-        at_begin = group * span + begin_column
-        added = np.bincount(
-            at_end,
-            np.where(one, end - begin, end - self._edge(free, beyond, group, end_column)),
-            minlength=size,
-        )
+        one = starts == ends
+        cell = group * span + ends
+        added = np.bincount(cell, np.where(one, end - begin, into), minlength=size)
+        view = self._used[rows, first : first + span]
         if not one.all():
-            many = ~one
-            g, b = group[many], begin_column[many]
-            head = self._edge(free, beyond, g, b + 1) - begin[many]
-            added += np.bincount(at_begin[many], head, minlength=size)
-            cover = np.bincount(at_begin[many] + 1, minlength=size) - np.bincount(
-                at_end[many], minlength=size
-            )
-            full = np.cumsum(cover).reshape(len(rows), span) > 0
-        else:
-            full = None
-        block = self._used[rows, first : first + span] + added.reshape(len(rows), span)
-        if full is not None:
-            block[full] = self.bin
-        self._used[rows, first : first + span] = np.minimum(block, self.bin)
+            many = np.flatnonzero(~one)
+            g, after = group.take(many), starts.take(many) + 1
+            edge = free.take(g * (columns + 1) + np.minimum(after, columns))
+            edge = edge + np.maximum(after - columns, 0) * width
+            start = g * span + after - 1
+            head = np.maximum(edge - begin.take(many), 0.0)
+            head[ends.take(many) > after] += width  # long work fills its first bin, see the module's text
+            added += np.bincount(start, head, minlength=size)
+            cover = np.bincount(start + 1, minlength=size) - np.bincount(cell.take(many), minlength=size)
+            view[np.cumsum(cover).reshape(len(rows), span) > 0] = width
+        view += added.reshape(len(rows), span)
+        self._used[rows, first : first + span] = np.minimum(view, width)
         self._top = max(self._top, first + span)
