@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) lsu_copy(u8* dst, const u8
     const u64 left_bytes = num_bytes - offset;
     const u32 num_vectors = (left_bytes < TILE_BYTES ? (u32)left_bytes : TILE_BYTES) / VECTOR_BYTES;
     load_tile(tile_smem, src + offset, num_vectors);
-    // Each thread reads back what it wrote, so a copy alone could do without; who computes on the tile cannot.
+    // Each thread reads back what it wrote, a copy alone could do without; who computes on the tile cannot.
     __syncthreads();
     store_tile(dst + offset, tile_smem, num_vectors);
     __syncthreads();  // the next tile overwrites this one

@@ -1,0 +1,1 @@
+"""Reference data-movement kernels, made to be copied. Run from the checkout; not installed."""

@@ -1,0 +1,161 @@
+"""What every host wrapper needs: its errors, the checks of its operands, and the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from smfree.cuda import Capabilities, CudaSource, DeviceArray, Kernel, Stream, TritonSource
+
+KERNELS = Path(__file__).parent
+MAX_STAGES = 4
+MAX_THREADS = 1024
+
+
+class ConfigError(ValueError):
+    """A configuration that the kernel or the device cannot run. Rule, value, remedy."""
+
+
+class OperandError(ValueError):
+    """Arrays that the kernel cannot copy between. Rule, value, remedy."""
+
+
+@dataclass(frozen=True)
+class LaunchInfo:
+    """What was launched. ``kernel`` is None when there was nothing to do (zero length, nothing launched)."""
+
+    kernel: Kernel | None
+    grid: int = 0
+    threads: int = 0
+    shared_bytes: int = 0
+
+
+def require(holds: bool, rule: str, got: object, remedy: str) -> None:
+    """Raise ConfigError unless ``holds``."""
+    if not holds:
+        raise ConfigError(f"{rule} (got {got}); {remedy}")
+
+
+def check_tile(tile_bytes: int, *, multiple_of: int = 16) -> None:
+    """A tile is a positive multiple of 16 bytes (of ``multiple_of``). Raises ConfigError."""
+    below = tile_bytes // multiple_of * multiple_of
+    near = f"{below} or {below + multiple_of}" if below > 0 else str(multiple_of)
+    require(
+        tile_bytes > 0 and tile_bytes % multiple_of == 0,
+        f"tile_bytes must be a positive multiple of {multiple_of}",
+        tile_bytes,
+        f"use {near}",
+    )
+
+
+def check_threads(threads: int) -> None:
+    """Whole warps, at most 1024 threads. Raises ConfigError."""
+    require(
+        0 < threads <= MAX_THREADS and threads % 32 == 0,
+        f"threads must be a multiple of 32, at most {MAX_THREADS}",
+        threads,
+        "use 128",
+    )
+
+
+def check_stages(num_stages: int) -> None:
+    """One to four stages. Raises ConfigError."""
+    require(
+        1 <= num_stages <= MAX_STAGES,
+        f"num_stages must be 1 to {MAX_STAGES}",
+        num_stages,
+        f"use 1 (no overlap) to {MAX_STAGES}",
+    )
+
+
+def check_shared(shared_bytes: int, capabilities: Capabilities) -> None:
+    """The CTA's shared memory fits the device. Raises ConfigError."""
+    require(
+        shared_bytes <= capabilities.max_shared_bytes_per_block,
+        f"a CTA has at most {capabilities.max_shared_bytes_per_block} bytes of shared memory on "
+        f"{capabilities.name}",
+        f"{shared_bytes} for all stages",
+        "use a smaller tile or fewer stages",
+    )
+
+
+def tma_unavailable(capabilities: Capabilities) -> str | None:
+    """Why the TMA cannot be used on a device, None when it can."""
+    if capabilities.has_tma:
+        return None
+    major, minor = capabilities.compute_capability
+    return f"needs the TMA (compute capability 9.0 or higher); {capabilities.name} has {major}.{minor}"
+
+
+def check_available(reason: str | None) -> None:
+    """Raise ConfigError with ``reason`` unless it is None."""
+    if reason is not None:
+        raise ConfigError(f"{reason}; use an LSU kernel")
+
+
+def check_operands(instruction: str, dst: DeviceArray, src: DeviceArray, *, align: int = 16) -> None:
+    """``dst`` and ``src``: same device, dtype and size, aligned, not overlapping. Raises OperandError.
+
+    ``instruction`` is what demands the alignment, for the message.
+    """
+    for name, array in (("dst", dst), ("src", src)):
+        if not isinstance(array, DeviceArray):
+            raise OperandError(
+                f"{name} must be a DeviceArray (got {type(array).__name__}); use device.asarray or device.wrap"
+            )
+    if dst.device is not src.device:
+        raise OperandError(
+            f"dst and src must be on one device (got {dst.device.spec} and {src.device.spec}); copy one over"
+        )
+    if dst.dtype != src.dtype:
+        raise OperandError(
+            f"dst and src must have one dtype (got {dst.dtype} and {src.dtype}); view one as the other's"
+        )
+    if dst.nbytes != src.nbytes:
+        raise OperandError(
+            f"dst and src must have the same size (got {dst.nbytes} and {src.nbytes} bytes); slice the longer"
+        )
+    for name, array in (("dst", dst), ("src", src)):
+        check_aligned(instruction, name, array, align)
+    if dst.nbytes and dst.ptr < src.ptr + src.nbytes and src.ptr < dst.ptr + dst.nbytes:
+        shared = min(dst.ptr, src.ptr) + dst.nbytes - max(dst.ptr, src.ptr)
+        raise OperandError(
+            f"dst and src must not overlap (they share {shared} bytes); copy through a third array"
+        )
+
+
+def check_aligned(instruction: str, name: str, array: DeviceArray, align: int) -> None:
+    """Raise OperandError unless the array's address is a multiple of ``align``."""
+    if array.nbytes and array.ptr % align:
+        item = array.dtype.itemsize
+        step = f"{align // item} elements" if align % item == 0 else f"{align} bytes"
+        raise OperandError(
+            f"{name} must be {align}-byte aligned for {instruction} (got address ending in "
+            f"{array.ptr % align:#x}); offset the view by a multiple of {step}"
+        )
+
+
+def persistent_grid(capabilities: Capabilities, num_tiles: int, ctas_per_sm: int) -> int:
+    """CTAs to launch: at most ``ctas_per_sm`` per SM, no more than there are tiles, at least the one for
+    the tail."""
+    return max(1, min(num_tiles, capabilities.num_sms * ctas_per_sm))
+
+
+def launch(
+    source: CudaSource | TritonSource,
+    grid: int,
+    threads: int,
+    args: Sequence[object],
+    *,
+    device_array: DeviceArray,
+    shared_bytes: int,
+    stream: Stream | None,
+) -> LaunchInfo:
+    """Compile (cached), launch on the array's device, never synchronise."""
+    kernel = device_array.device.compile(source).kernel()
+    if isinstance(source, TritonSource):
+        kernel.launch(grid, None, args, stream=stream)
+    else:
+        kernel.launch(grid, threads, args, stream=stream, shared_bytes=shared_bytes)
+    return LaunchInfo(kernel, grid, threads, shared_bytes)

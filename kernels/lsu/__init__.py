@@ -1,0 +1,1 @@
+"""Threads move the bytes: loads and stores through registers, and cp.async."""

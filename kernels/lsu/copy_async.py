@@ -1,0 +1,158 @@
+"""Copy with ``cp.async`` into shared memory and plain stores out of it (copy_async.cu)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from kernels.common import (
+    KERNELS,
+    LaunchInfo,
+    check_available,
+    check_operands,
+    check_shared,
+    check_stages,
+    check_threads,
+    check_tile,
+    launch,
+    persistent_grid,
+    require,
+)
+from kernels.occupancy import place_stages
+from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream
+
+VECTOR_BYTES = (4, 8, 16)
+MAX_UNROLL = 8
+
+
+class CacheOperator(StrEnum):
+    """Where ``cp.async`` caches: ``CA`` in L1 and L2 (4, 8 or 16 bytes), ``CG`` in L2 only (16 bytes)."""
+
+    CA = "ca"
+    CG = "cg"
+
+
+@dataclass(frozen=True)
+class AsyncCopyConfig:
+    """How ``lsu_copy_async`` is compiled and launched.
+
+    ``num_stages`` tiles in flight, ``vector_bytes`` per copy, ``unroll`` vectors per thread between two loop
+    tests. ``min_shared_bytes`` limits the CTAs per SM. Raises ConfigError.
+    """
+
+    tile_bytes: int = 16384
+    num_stages: int = 2
+    threads: int = 128
+    vector_bytes: int = 16
+    cache: CacheOperator = CacheOperator.CG
+    unroll: int = 4
+    ctas_per_sm: int = 1
+    min_shared_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        check_tile(self.tile_bytes)
+        check_stages(self.num_stages)
+        check_threads(self.threads)
+        require(self.vector_bytes in VECTOR_BYTES, "vector_bytes must be 4, 8 or 16", self.vector_bytes, "use 16")
+        require(
+            self.cache is CacheOperator.CA or self.vector_bytes == 16,
+            "cp.async.cg copies 16 bytes",
+            self.vector_bytes,
+            "use CacheOperator.CA or vector_bytes=16",
+        )
+        require(1 <= self.unroll <= MAX_UNROLL, f"unroll must be 1 to {MAX_UNROLL}", self.unroll, "use 4")
+        require(self.ctas_per_sm >= 1, "ctas_per_sm must be at least 1", self.ctas_per_sm, "use 1")
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory per CTA."""
+        return max(self.num_stages * self.tile_bytes, self.min_shared_bytes)
+
+    @property
+    def bytes_in_flight_per_cta(self) -> int:
+        """Bytes that the CTA has asked for when it waits for the oldest."""
+        return self.num_stages * self.tile_bytes
+
+    @property
+    def source(self) -> CudaSource:
+        """What NVRTC gets."""
+        return CudaSource(
+            KERNELS / "lsu" / "copy_async.cu",
+            {
+                "TILE_BYTES": self.tile_bytes,
+                "NUM_STAGES": self.num_stages,
+                "THREADS": self.threads,
+                "VECTOR_BYTES": self.vector_bytes,
+                "BYPASS_L1": self.cache is CacheOperator.CG,
+                "UNROLL": self.unroll,
+            },
+        )
+
+
+def unavailable(capabilities: Capabilities) -> str | None:
+    """Why a device cannot run it, None when it can."""
+    if capabilities.has_cp_async:
+        return None
+    major, minor = capabilities.compute_capability
+    return f"needs cp.async (compute capability 8.0 or higher); {capabilities.name} has {major}.{minor}"
+
+
+def throughput_config(
+    capabilities: Capabilities,
+    tile_bytes: int,
+    *,
+    bytes_in_flight_per_sm: int | None = None,
+    threads: int | None = None,
+) -> AsyncCopyConfig:
+    """The configuration with exactly so many bytes in flight per SM, or the engine at its best when None
+    (four stages if they fit, then CTAs up to ``BEST_BYTES_IN_FLIGHT_PER_SM``).
+
+    Raises ConfigError with the reason when it cannot be done.
+    """
+    check_available(unavailable(capabilities))
+    check_tile(tile_bytes)
+    used = threads or min(256, -(-tile_bytes // 512) * 32)
+    placed = place_stages(
+        capabilities,
+        tile_bytes,
+        used,
+        shared_per_stage_bytes=tile_bytes,
+        bytes_in_flight_per_sm=bytes_in_flight_per_sm,
+    )
+    return AsyncCopyConfig(
+        tile_bytes,
+        placed.num_stages,
+        used,
+        unroll=next(k for k in (4, 2, 1) if k == 1 or tile_bytes % (used * k * 16) == 0),
+        ctas_per_sm=placed.ctas_per_sm,
+        min_shared_bytes=placed.min_shared_bytes,
+    )
+
+
+def copy(
+    dst: DeviceArray, src: DeviceArray, *, config: AsyncCopyConfig, stream: Stream | None = None
+) -> LaunchInfo:
+    """Copy ``src`` to ``dst``: any shape, dtype and length, both alike, 16-byte aligned, not overlapping.
+    Queues on ``stream`` and returns; nothing is launched for zero bytes.
+
+    Raises OperandError, ConfigError.
+    """
+    capabilities = src.device.capabilities
+    check_available(unavailable(capabilities))
+    check_shared(config.shared_bytes, capabilities)
+    check_operands("cp.async and 16-byte stores", dst, src)
+    if src.nbytes == 0:
+        return LaunchInfo(None)
+    grid = persistent_grid(capabilities, -(-src.nbytes // config.tile_bytes), config.ctas_per_sm)
+    args = (dst, src, np.uint64(src.nbytes))
+    return launch(
+        config.source,
+        grid,
+        config.threads,
+        args,
+        device_array=src,
+        shared_bytes=config.shared_bytes,
+        stream=stream,
+    )

@@ -1,0 +1,120 @@
+"""How many CTAs share an SM, and how to hold that number at a fixed number of bytes in flight.
+
+Regimes of a throughput measurement: *matched*, where every engine keeps the same bytes in flight per SM, and
+*at its best*, where each takes what serves it. In the matched regime exactly ``ctas_per_sm`` CTAs may be
+resident, or the block scheduler could pile them up on some SMs: dynamic shared memory is requested until one
+more would not fit. No more than that, because on real GPUs shared memory is taken from the L1 cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kernels.common import MAX_STAGES, ConfigError
+from smfree.cuda import Capabilities
+
+SHARED_GRANULE_BYTES = 128
+BEST_BYTES_IN_FLIGHT_PER_SM = 128 * 1024
+"""Enough for every GPU of published.csv: B200 reaches 7.2 of 7.7 TB/s with 64 KiB in flight per SM."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Stages per CTA, CTAs per SM, and the dynamic shared bytes to request at least (0: what the kernel needs)."""
+
+    num_stages: int
+    ctas_per_sm: int
+    min_shared_bytes: int = 0
+
+
+def most_ctas(capabilities: Capabilities, threads: int, shared_bytes: int, registers: int = 32) -> int:
+    """CTAs of ``threads`` threads and ``shared_bytes`` of shared memory that fit one SM; 0 when none does."""
+    if shared_bytes > capabilities.max_shared_bytes_per_block:
+        return 0
+    return min(
+        capabilities.max_ctas_per_sm,
+        capabilities.max_threads_per_sm // threads,
+        capabilities.registers_per_sm // (threads * registers),
+        capabilities.shared_bytes_per_sm // _allocated(capabilities, shared_bytes),
+    )
+
+
+def limiting_shared_bytes(capabilities: Capabilities, threads: int, shared_bytes: int, ctas: int) -> int:
+    """The least dynamic shared memory per CTA, at least ``shared_bytes``, of which no more than ``ctas`` fit.
+
+    Raises ConfigError when not even ``ctas`` fit.
+    """
+    fit = most_ctas(capabilities, threads, shared_bytes)
+    if fit < ctas:
+        raise ConfigError(
+            f"{ctas} CTAs of {threads} threads and {shared_bytes} bytes of shared memory per SM do not fit on "
+            f"{capabilities.name} (at most {fit} do); use fewer, larger or deeper CTAs"
+        )
+    if ctas + 1 > min(capabilities.max_ctas_per_sm, capabilities.max_threads_per_sm // threads):
+        return shared_bytes
+    too_small = capabilities.shared_bytes_per_sm // (ctas + 1)
+    wanted = too_small // SHARED_GRANULE_BYTES * SHARED_GRANULE_BYTES + SHARED_GRANULE_BYTES
+    return max(shared_bytes, wanted - capabilities.reserved_shared_bytes_per_cta)
+
+
+def place_stages(
+    capabilities: Capabilities,
+    tile_bytes: int,
+    threads: int,
+    *,
+    shared_per_stage_bytes: int,
+    bytes_in_flight_per_sm: int | None,
+) -> Placement:
+    """Stages and CTAs for an engine that keeps whole tiles in flight.
+
+    With ``bytes_in_flight_per_sm`` exactly so many (deepest pipeline first), else up to
+    ``BEST_BYTES_IN_FLIGHT_PER_SM``. Raises ConfigError with the reason when it cannot be done.
+    """
+    if bytes_in_flight_per_sm is None:
+        return _best_stages(capabilities, tile_bytes, threads, shared_per_stage_bytes)
+    tiles, rest = divmod(bytes_in_flight_per_sm, tile_bytes)
+    if tiles == 0 or rest:
+        raise ConfigError(
+            f"bytes in flight per SM must be a multiple of the tile, which is in flight as a whole (got "
+            f"{bytes_in_flight_per_sm} and tiles of {tile_bytes}); use a tile of at most {bytes_in_flight_per_sm}"
+        )
+    for num_stages in _descending(stages for stages in range(1, MAX_STAGES + 1) if tiles % stages == 0):
+        shared_bytes = num_stages * shared_per_stage_bytes
+        ctas = tiles // num_stages
+        if ctas <= most_ctas(capabilities, threads, shared_bytes):
+            limit = limiting_shared_bytes(capabilities, threads, shared_bytes, ctas)
+            if limit <= capabilities.max_shared_bytes_per_block:
+                return Placement(num_stages, ctas, limit)
+    reached = max(
+        stages * most_ctas(capabilities, threads, stages * shared_per_stage_bytes) * tile_bytes
+        for stages in range(1, MAX_STAGES + 1)
+    )
+    raise ConfigError(
+        f"{bytes_in_flight_per_sm} bytes in flight per SM are out of reach with tiles of {tile_bytes}: at most "
+        f"{MAX_STAGES} stages and the CTAs of {threads} threads that fit on {capabilities.name} hold {reached}; "
+        "use larger tiles"
+    )
+
+
+def _best_stages(
+    capabilities: Capabilities, tile_bytes: int, threads: int, shared_per_stage_bytes: int
+) -> Placement:
+    for num_stages in range(MAX_STAGES, 0, -1):
+        fit = most_ctas(capabilities, threads, num_stages * shared_per_stage_bytes)
+        if fit:
+            wanted = -(-BEST_BYTES_IN_FLIGHT_PER_SM // (num_stages * tile_bytes))
+            return Placement(num_stages, max(1, min(fit, wanted)))
+    raise ConfigError(
+        f"a tile of {tile_bytes} bytes must fit a CTA's shared memory "
+        f"({capabilities.max_shared_bytes_per_block} bytes on {capabilities.name}); use a smaller tile"
+    )
+
+
+def _allocated(capabilities: Capabilities, shared_bytes: int) -> int:
+    granules = -(-shared_bytes // SHARED_GRANULE_BYTES)
+    return max(granules * SHARED_GRANULE_BYTES + capabilities.reserved_shared_bytes_per_cta, 1)
+
+
+def _descending(values: Iterable[int]) -> list[int]:
+    return sorted(values, reverse=True)

@@ -1,0 +1,224 @@
+"""Copy with ``cp.async.bulk.tensor.2d``, global to shared to global, no byte through registers (tensor2d.cu).
+
+The arrays are seen as rows of ``row_bytes``, made of 4-byte elements; a tile is ``box_rows`` of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernels.common import (
+    KERNELS,
+    LaunchInfo,
+    OperandError,
+    check_available,
+    check_operands,
+    check_shared,
+    check_stages,
+    check_threads,
+    check_tile,
+    launch,
+    persistent_grid,
+    require,
+    tma_unavailable,
+)
+from kernels.occupancy import place_stages
+from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream, Swizzle, TensorMap
+from smfree.cuda.tensormap import DataType, TensorMapSpec, encode
+
+MBARRIER_BYTES = 8
+ELEMENT_BYTES = 4
+MAX_BOX = 256
+MAX_ROWS = 2**31
+SWIZZLES = {Swizzle.NONE: 128, Swizzle.B32: 256, Swizzle.B64: 512, Swizzle.B128: 1024}
+"""Swizzle to the alignment of a stage in bytes: the pattern's period (PTX ISA, "Swizzling modes")."""
+unavailable = tma_unavailable
+
+
+@dataclass(frozen=True)
+class Tensor2dConfig:
+    """How ``tma_tensor2d`` is compiled and launched: ``num_stages`` tiles in flight, one of ``threads`` asking.
+
+    ``row_bytes`` is the box's width (0: chosen by :func:`row_bytes_for`). Load and store use the same
+    ``swizzle``, so that the data passes unchanged. ``min_shared_bytes`` limits the CTAs per SM.
+    Raises ConfigError.
+    """
+
+    tile_bytes: int = 16384
+    num_stages: int = 4
+    threads: int = 32
+    row_bytes: int = 0
+    swizzle: Swizzle = Swizzle.NONE
+    ctas_per_sm: int = 1
+    min_shared_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        check_tile(self.tile_bytes)
+        check_stages(self.num_stages)
+        check_threads(self.threads)
+        require(self.ctas_per_sm >= 1, "ctas_per_sm must be at least 1", self.ctas_per_sm, "use 1")
+        swizzles = ", ".join(swizzle.name for swizzle in SWIZZLES)
+        require(self.swizzle in SWIZZLES, f"swizzle must be one of {swizzles}", self.swizzle.name, "use NONE")
+        if self.row_bytes == 0:
+            object.__setattr__(self, "row_bytes", row_bytes_for(self.tile_bytes, self.swizzle))
+        span = self.swizzle.span_bytes or MAX_BOX * ELEMENT_BYTES
+        require(
+            0 < self.row_bytes <= span and self.row_bytes % 16 == 0,
+            f"row_bytes must be a multiple of 16, at most {span} under swizzle {self.swizzle.name}",
+            self.row_bytes,
+            "use 0 to have it chosen",
+        )
+        check_tile(self.tile_bytes, multiple_of=self.row_bytes)
+        require(
+            self.box_rows <= MAX_BOX,
+            f"a box has at most {MAX_BOX} rows",
+            f"{self.box_rows} of {self.row_bytes} bytes",
+            "use a smaller tile or wider rows",
+        )
+
+    @property
+    def box_rows(self) -> int:
+        """Rows of a tile."""
+        return self.tile_bytes // self.row_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        """Distance of two stages in shared memory."""
+        align = SWIZZLES[self.swizzle]
+        return -(-self.tile_bytes // align) * align
+
+    @property
+    def full_arrivals(self) -> int:
+        """Arrivals that complete a phase of ``full[s]``: the asking thread's."""
+        return 1
+
+    @property
+    def expect_tx_bytes(self) -> int:
+        """Bytes that complete a phase of ``full[s]``; rows past the end count, they are filled with zeros."""
+        return self.tile_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory per CTA: the stages, then their barriers."""
+        return max(self.num_stages * (self.stage_bytes + MBARRIER_BYTES), self.min_shared_bytes)
+
+    @property
+    def bytes_in_flight_per_cta(self) -> int:
+        """Bytes that the CTA has asked for when it waits for the oldest."""
+        return self.num_stages * self.tile_bytes
+
+    @property
+    def source(self) -> CudaSource:
+        """What NVRTC gets."""
+        return CudaSource(
+            KERNELS / "tma" / "tensor2d.cu",
+            {
+                "ROW_BYTES": self.row_bytes,
+                "BOX_ROWS": self.box_rows,
+                "STAGE_BYTES": self.stage_bytes,
+                "NUM_STAGES": self.num_stages,
+                "THREADS": self.threads,
+            },
+        )
+
+
+def row_bytes_for(tile_bytes: int, swizzle: Swizzle = Swizzle.NONE) -> int:
+    """The box's width for a tile: 128 bytes or the swizzle's span, wider where the box would get more than
+    256 rows, otherwise the widest that divides the tile. Raises ConfigError."""
+    span = swizzle.span_bytes or MAX_BOX * ELEMENT_BYTES
+    widths = [width for width in range(16, span + 1, 16) if tile_bytes % width == 0]
+    usual = [width for width in widths if width <= 128 and tile_bytes // width <= MAX_BOX]
+    wide = [width for width in widths if width > 128 and tile_bytes // width <= MAX_BOX]
+    require(
+        bool(usual or wide),
+        f"a box has at most {MAX_BOX} rows of at most {span} bytes under swizzle {swizzle.name}",
+        f"a tile of {tile_bytes} bytes",
+        "use a smaller tile, or a multiple of 128 bytes",
+    )
+    return max(usual) if usual else min(wide)
+
+
+def throughput_config(
+    capabilities: Capabilities,
+    tile_bytes: int,
+    *,
+    bytes_in_flight_per_sm: int | None = None,
+    threads: int | None = None,
+) -> Tensor2dConfig:
+    """The configuration with exactly so many bytes in flight per SM, or the engine at its best when None
+    (one warp, four stages if they fit, then CTAs up to ``BEST_BYTES_IN_FLIGHT_PER_SM``).
+
+    Raises ConfigError with the reason when it cannot be done.
+    """
+    check_available(unavailable(capabilities))
+    used = threads or 32
+    one = Tensor2dConfig(tile_bytes, 1, used)
+    placed = place_stages(
+        capabilities,
+        tile_bytes,
+        used,
+        shared_per_stage_bytes=one.stage_bytes + MBARRIER_BYTES,
+        bytes_in_flight_per_sm=bytes_in_flight_per_sm,
+    )
+    return Tensor2dConfig(
+        tile_bytes,
+        placed.num_stages,
+        used,
+        ctas_per_sm=placed.ctas_per_sm,
+        min_shared_bytes=placed.min_shared_bytes,
+    )
+
+
+def copy(
+    dst: DeviceArray, src: DeviceArray, *, config: Tensor2dConfig, stream: Stream | None = None
+) -> LaunchInfo:
+    """Copy ``src`` to ``dst``: any shape, dtype and length, both alike, 16-byte aligned, not overlapping.
+    Queues on ``stream`` and returns; nothing is launched for zero bytes.
+
+    Raises OperandError, ConfigError.
+    """
+    capabilities = src.device.capabilities
+    check_available(unavailable(capabilities))
+    check_shared(config.shared_bytes, capabilities)
+    check_operands("cp.async.bulk.tensor", dst, src)
+    if src.nbytes == 0:
+        return LaunchInfo(None)
+    grid = persistent_grid(capabilities, -(-src.nbytes // config.tile_bytes), config.ctas_per_sm)
+    box = (config.row_bytes, config.box_rows, config.swizzle)
+    args = (rows_map(dst, *box), rows_map(src, *box), dst, src, np.uint64(src.nbytes))
+    return launch(
+        config.source,
+        grid,
+        config.threads,
+        args,
+        device_array=src,
+        shared_bytes=config.shared_bytes,
+        stream=stream,
+    )
+
+
+def rows_map(
+    array: DeviceArray, row_bytes: int, box_rows: int, swizzle: Swizzle = Swizzle.NONE
+) -> TensorMap:
+    """The tensor map of an array seen as rows of ``row_bytes``, box ``{row_bytes, box_rows}``.
+
+    An array shorter than a row gets a map of one row, which the kernel never uses: a map cannot be empty.
+    """
+    num_rows = max(array.nbytes // row_bytes, 1)
+    if num_rows > MAX_ROWS:
+        raise OperandError(
+            f"a tensor copy's row coordinate is below 2^31 (got {num_rows} rows of {row_bytes} bytes); use a "
+            "larger tile, whose rows are wider, or split the array"
+        )
+    spec = TensorMapSpec(
+        address=array.ptr,
+        data_type=DataType.UINT32,
+        dims=(row_bytes // ELEMENT_BYTES, num_rows),
+        strides_bytes=(row_bytes,),
+        box=(row_bytes // ELEMENT_BYTES, box_rows),
+        element_strides=(1, 1),
+        swizzle=swizzle,
+    )
+    return encode(array.device.calls, spec, array.allocation)
