@@ -1,0 +1,448 @@
+"""Integer, logic, comparison and single/double precision arithmetic (PTX ISA, "Integer/Floating Point/Logic")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smfree.emulator.exec.lanes import Group
+from smfree.emulator.exec.table import Arithmetic, arithmetic
+from smfree.emulator.exec.values import SINT, UINT, is_type, select, storage, typed, width
+from smfree.emulator.ptx import ast
+
+if TYPE_CHECKING:
+    from smfree.emulator.exec.decode import Decoder
+
+Regs = list[Any]
+
+
+def instruction_type(dec: Decoder) -> str:
+    """The last fundamental type among the modifiers; refused when there is none that we model."""
+    for modifier in reversed(dec.instr.modifiers):
+        if is_type(modifier):
+            return modifier
+    raise dec.refuse("this type")
+
+
+def _binary(dec: Decoder, ptx_type: str) -> tuple[int, int, int]:
+    d, a, b = dec.instr.operands
+    return dec.dst(d), dec.src(a, ptx_type), dec.src(b, ptx_type)
+
+
+def _float(dec: Decoder, ptx_type: str) -> None:
+    """Only round-to-nearest-even without flushing is modelled; the rest is refused by name."""
+    if ptx_type == "f16":
+        raise dec.refuse("half precision arithmetic")
+    for modifier in dec.instr.modifiers:
+        if modifier in ("rz", "rm", "rp", "ftz", "sat", "approx", "full"):
+            raise dec.refuse(f"modifier .{modifier} on floating point")
+
+
+@arithmetic("add", "sub")
+def add_sub(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    ptx_type = instruction_type(dec)
+    dec.only("rn", ptx_type)
+    d, a, b = _binary(dec, ptx_type)
+    minus = ins.opcode == "sub"
+    if ptx_type[0] == "f":
+        _float(dec, ptx_type)
+        kind, bits = typed(ptx_type), storage(ptx_type)
+
+        def act_float(r: Regs, g: Group) -> None:
+            x, y = r[a].view(kind), r[b].view(kind)
+            r[d] = (x - y if minus else x + y).view(bits)
+
+        return act_float
+    if minus:
+
+        def act_sub(r: Regs, g: Group) -> None:
+            r[d] = r[a] - r[b]
+
+        return act_sub
+
+    def act_add(r: Regs, g: Group) -> None:
+        r[d] = r[a] + r[b]
+
+    return act_add
+
+
+def _product(dec: Decoder, ptx_type: str, a: int, b: int) -> tuple[Any, int]:
+    """(function of regs giving the product part asked for, bits of its result)."""
+    mode = next((m for m in dec.instr.modifiers if m in ("lo", "hi", "wide")), "lo")
+    bits = width(ptx_type)
+    if mode == "lo":
+        return (lambda r: r[a] * r[b]), bits
+    kind = typed(ptx_type)
+    if mode == "wide":
+        wide = (SINT if ptx_type[0] == "s" else UINT)[bits * 2]
+        out = UINT[bits * 2]
+        return (lambda r: (r[a].view(kind).astype(wide) * r[b].view(kind).astype(wide)).view(out)), bits * 2
+    if bits == 64:
+        raise dec.refuse("the high half of a 64-bit product")
+    wide, out = SINT[bits * 2] if ptx_type[0] == "s" else UINT[bits * 2], UINT[bits]
+    shift = wide(bits)
+    return (
+        lambda r: ((r[a].view(kind).astype(wide) * r[b].view(kind).astype(wide)) >> shift).astype(out)
+    ), bits
+
+
+@arithmetic("mul", "mul24")
+def mul(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    if ins.opcode == "mul24":
+        raise dec.refuse("mul24")
+    ptx_type = instruction_type(dec)
+    dec.only("lo", "hi", "wide", "rn", ptx_type)
+    d, a, b = _binary(dec, ptx_type)
+    if ptx_type[0] == "f":
+        _float(dec, ptx_type)
+        kind, bits = typed(ptx_type), storage(ptx_type)
+
+        def act_float(r: Regs, g: Group) -> None:
+            r[d] = (r[a].view(kind) * r[b].view(kind)).view(bits)
+
+        return act_float
+    product, _ = _product(dec, ptx_type, a, b)
+
+    def act(r: Regs, g: Group) -> None:
+        r[d] = product(r)
+
+    return act
+
+
+@arithmetic("mad")
+def mad(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    ptx_type = instruction_type(dec)
+    if ptx_type[0] == "f":
+        return fma(dec, ins)
+    dec.only("lo", "hi", "wide", ptx_type)
+    d, a, b, c = ins.operands
+    di, ai, bi = dec.dst(d), dec.src(a, ptx_type), dec.src(b, ptx_type)
+    product, bits = _product(dec, ptx_type, ai, bi)
+    ci = dec.src(c, f"u{bits}")
+
+    def act(r: Regs, g: Group) -> None:
+        r[di] = product(r) + r[ci]
+
+    return act
+
+
+@arithmetic("fma")
+def fma(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    """f32 exactly: the product is exact in double, the sum is rounded to odd there and then to f32."""
+    ptx_type = instruction_type(dec)
+    dec.only("rn", ptx_type)
+    if ptx_type != "f32":
+        raise dec.refuse(f"fma.{ptx_type}")
+    d, *abc = ins.operands
+    di = dec.dst(d)
+    ai, bi, ci = (dec.src(x, ptx_type) for x in abc)
+
+    def act(r: Regs, g: Group) -> None:
+        p = np.atleast_1d(r[ai]).view(np.float32).astype(np.float64) * np.atleast_1d(r[bi]).view(np.float32)
+        c = np.atleast_1d(r[ci]).view(np.float32).astype(np.float64)
+        s = p + c
+        t = s - p
+        error = (p - (s - t)) + (c - t)
+        odd = s.view(np.int64)
+        nudge = np.where((error > 0) == (s > 0), 1, -1)
+        odd = np.where((error != 0) & np.isfinite(s) & (odd & 1 == 0), odd + nudge, odd)
+        out = odd.view(np.float64).astype(np.float32).view(np.uint32)
+        scalar = not any(type(r[i]) is np.ndarray for i in (ai, bi, ci))
+        r[di] = out[0] if scalar else out
+
+    return act
+
+
+@arithmetic("div", "rem")
+def div_rem(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    ptx_type = instruction_type(dec)
+    dec.only("rn", ptx_type)
+    d, a, b = _binary(dec, ptx_type)
+    kind, bits = typed(ptx_type), storage(ptx_type)
+    if ptx_type[0] == "f":
+        _float(dec, ptx_type)
+
+        def act_float(r: Regs, g: Group) -> None:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                r[d] = (r[a].view(kind) / r[b].view(kind)).view(bits)
+
+        return act_float
+    remainder = ins.opcode == "rem"
+
+    def act(r: Regs, g: Group) -> None:
+        x, y = r[a].view(kind), r[b].view(kind)
+        if np.any(y == 0):
+            raise dec.refuse("integer division by zero")
+        if ptx_type[0] == "u":
+            r[d] = (x % y if remainder else x // y).view(bits)
+            return
+        m = np.fmod(x, y)
+        r[d] = (m if remainder else (x - m) // y).view(bits)
+
+    return act
+
+
+@arithmetic("neg", "abs")
+def neg_abs(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    ptx_type = instruction_type(dec)
+    dec.only(ptx_type)
+    d, a = dec.dst(ins.operands[0]), dec.src(ins.operands[1], ptx_type)
+    kind, bits, absolute = typed(ptx_type), storage(ptx_type), ins.opcode == "abs"
+
+    def act(r: Regs, g: Group) -> None:
+        x = r[a].view(kind)
+        r[d] = (np.abs(x) if absolute else -x).view(bits)
+
+    return act
+
+
+@arithmetic("min", "max")
+def min_max(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    ptx_type = instruction_type(dec)
+    dec.only(ptx_type)
+    d, a, b = _binary(dec, ptx_type)
+    kind, bits = typed(ptx_type), storage(ptx_type)
+    fn: Any = (
+        {"min": np.fmin, "max": np.fmax}[ins.opcode]
+        if ptx_type[0] == "f"
+        else {"min": np.minimum, "max": np.maximum}[ins.opcode]
+    )
+
+    def act(r: Regs, g: Group) -> None:
+        r[d] = fn(r[a].view(kind), r[b].view(kind)).view(bits)
+
+    return act
+
+
+@arithmetic("and", "or", "xor")
+def logic(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    ptx_type = instruction_type(dec)
+    dec.only(ptx_type)
+    d, a, b = _binary(dec, ptx_type)
+    fn: Any = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[ins.opcode]
+
+    def act(r: Regs, g: Group) -> None:
+        r[d] = fn(r[a], r[b])
+
+    return act
+
+
+@arithmetic("not", "cnot")
+def invert(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    ptx_type = instruction_type(dec)
+    dec.only(ptx_type)
+    d, a = dec.dst(ins.operands[0]), dec.src(ins.operands[1], ptx_type)
+    if ins.opcode == "cnot":
+        kind = storage(ptx_type)
+        return lambda r, g: r.__setitem__(d, (r[a] == 0).astype(kind))
+    return lambda r, g: r.__setitem__(d, np.invert(r[a]))
+
+
+@arithmetic("shl", "shr")
+def shift(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    """Amounts above the width are clamped to it (PTX ISA, shl and shr)."""
+    ptx_type = instruction_type(dec)
+    dec.only(ptx_type)
+    d, a = dec.dst(ins.operands[0]), dec.src(ins.operands[1], ptx_type)
+    amount = ins.operands[2]
+    b = dec.src(amount, "u32")
+    bits, kind, out = width(ptx_type), typed(ptx_type), storage(ptx_type)
+    left, signed = ins.opcode == "shl", ptx_type[0] == "s"
+    fixed = dec.constant_value(amount)
+    if fixed is not None and 0 <= fixed < bits:
+        by = kind(fixed)
+        if left:
+            return lambda r, g: r.__setitem__(d, (r[a].view(kind) << by).view(out))
+        return lambda r, g: r.__setitem__(d, (r[a].view(kind) >> by).view(out))
+
+    def act(r: Regs, g: Group) -> None:
+        by = np.minimum(r[b], np.uint32(bits - 1)).astype(kind)
+        x = r[a].view(kind)
+        y = (x << by if left else x >> by).view(out)
+        r[d] = y if signed and not left else select(r[b] >= bits, out(0), y)
+
+    return act
+
+
+@arithmetic("shf")
+def funnel_shift(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    dec.only("l", "r", "wrap", "clamp", "b32")
+    d = dec.dst(ins.operands[0])
+    a, b, c = (dec.src(x, "b32") for x in ins.operands[1:])
+    left, wrap = "l" in ins.modifiers, "wrap" in ins.modifiers
+
+    def act(r: Regs, g: Group) -> None:
+        by = (r[c] & np.uint32(31) if wrap else np.minimum(r[c], np.uint32(32))).astype(np.uint64)
+        both = (r[b].astype(np.uint64) << np.uint64(32)) | r[a].astype(np.uint64)
+        moved = both << by if left else both >> by
+        r[d] = ((moved >> np.uint64(32)) if left else moved & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+
+    return act
+
+
+@arithmetic("lop3")
+def lop3(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    dec.only("b32")
+    d = dec.dst(ins.operands[0])
+    a, b, c = (dec.src(x, "b32") for x in ins.operands[1:4])
+    table = dec.constant_value(ins.operands[4])
+    if table is None:
+        raise dec.wrong("lop3 needs an immediate look-up table")
+
+    def act(r: Regs, g: Group) -> None:
+        out: Any = np.uint32(0)
+        for row in range(8):
+            if table >> row & 1:
+                x = r[a] if row & 4 else ~r[a]
+                y = r[b] if row & 2 else ~r[b]
+                z = r[c] if row & 1 else ~r[c]
+                out = out | (x & y & z)
+        r[d] = out
+
+    return act
+
+
+@arithmetic("bfe")
+def bit_field_extract(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    ptx_type = instruction_type(dec)
+    dec.only(ptx_type)
+    if ptx_type[0] != "u":
+        raise dec.refuse("signed bfe")
+    d, a = dec.dst(ins.operands[0]), dec.src(ins.operands[1], ptx_type)
+    pos, length = (dec.src(x, "u32") for x in ins.operands[2:])
+    kind, bits = storage(ptx_type), width(ptx_type)
+
+    def act(r: Regs, g: Group) -> None:
+        p = r[pos] & np.uint32(0xFF)
+        n = np.minimum(r[length] & np.uint32(0xFF), np.uint32(bits))
+        x = select(p < bits, r[a] >> np.minimum(p, np.uint32(bits - 1)).astype(kind), kind(0))
+        below = np.minimum(n, np.uint32(bits - 1)).astype(kind)
+        r[d] = select(n >= bits, x, x & ((kind(1) << below) - kind(1)))
+
+    return act
+
+
+@arithmetic("bfi")
+def bit_field_insert(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    ptx_type = instruction_type(dec)
+    dec.only(ptx_type)
+    d = dec.dst(ins.operands[0])
+    a, b = dec.src(ins.operands[1], ptx_type), dec.src(ins.operands[2], ptx_type)
+    pos, length = dec.constant_value(ins.operands[3]), dec.constant_value(ins.operands[4])
+    if pos is None or length is None:
+        raise dec.refuse("bfi with a variable position or length")
+    kind, bits = storage(ptx_type), width(ptx_type)
+    mask = ((1 << length) - 1) << pos & ((1 << bits) - 1)
+    keep = ~mask & ((1 << bits) - 1)
+    return lambda r, g: r.__setitem__(d, ((r[a] << kind(pos)) & kind(mask)) | (r[b] & kind(keep)))
+
+
+@arithmetic("prmt")
+def permute_bytes(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    dec.only("b32")  # the default mode; the special modes are refused
+    d = dec.dst(ins.operands[0])
+    a, b, c = (dec.src(x, "b32") for x in ins.operands[1:])
+
+    def act(r: Regs, g: Group) -> None:
+        both = (r[b].astype(np.uint64) << np.uint64(32)) | r[a].astype(np.uint64)
+        out: Any = np.uint64(0)
+        for i in range(4):
+            nibble = (r[c].astype(np.uint64) >> np.uint64(4 * i)) & np.uint64(15)
+            byte = (both >> ((nibble & np.uint64(7)) * np.uint64(8))) & np.uint64(0xFF)
+            sign = select(byte >> np.uint64(7) != 0, np.uint64(0xFF), np.uint64(0))
+            byte = select(nibble >> np.uint64(3) != 0, sign, byte)
+            out = out | (byte << np.uint64(8 * i))
+        r[d] = out.astype(np.uint32)
+
+    return act
+
+
+@arithmetic("popc", "clz", "brev")
+def bit_count(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    ptx_type = instruction_type(dec)
+    dec.only(ptx_type)
+    d, a = dec.dst(ins.operands[0]), dec.src(ins.operands[1], ptx_type)
+    bits, kind = width(ptx_type), storage(ptx_type)
+
+    def planes(x: Any) -> Any:
+        """bool[n, bits], least significant first."""
+        return (np.atleast_1d(x)[:, None] >> np.arange(bits, dtype=kind)) & kind(1) != 0
+
+    def act(r: Regs, g: Group) -> None:
+        p = planes(r[a])
+        if ins.opcode == "popc":
+            out = p.sum(axis=1).astype(np.uint32)
+        elif ins.opcode == "clz":
+            high = p[:, ::-1]
+            out = np.where(high.any(axis=1), high.argmax(axis=1), bits).astype(np.uint32)
+        else:
+            out = (p[:, ::-1].astype(kind) << np.arange(bits, dtype=kind)).sum(axis=1, dtype=kind)
+        r[d] = out if type(r[a]) is np.ndarray else out[0]
+
+    return act
+
+
+_COMPARE: dict[str, Any] = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
+}  # fmt: skip
+_COMBINE: dict[str, Any] = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
+
+
+@arithmetic("setp")
+def set_predicate(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    ptx_type = instruction_type(dec)
+    dec.only(*_COMPARE, *_COMBINE, "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan", ptx_type)
+    comparison = ins.modifiers[0]
+    target, a_op, b_op, *extra = ins.operands
+    first, second = (target.first, target.second) if isinstance(target, ast.Pair) else (target, None)
+    d = None if isinstance(first, ast.Sink) else dec.dst(first)
+    q = None if second is None or isinstance(second, ast.Sink) else dec.dst(second)
+    a, b = dec.src(a_op, ptx_type), dec.src(b_op, ptx_type)
+    kind = typed(ptx_type)
+    compare = _comparison(dec, comparison, ptx_type)
+    if not extra and q is None and d is not None:
+        return lambda r, g: r.__setitem__(d, compare(r[a].view(kind), r[b].view(kind)))
+    combine = _COMBINE[next(m for m in ins.modifiers[1:] if m in _COMBINE)] if extra else None
+    negated = bool(extra) and isinstance(extra[0], ast.Not)
+    c = dec.src(extra[0].reg if isinstance(extra[0], ast.Not) else extra[0], "pred") if extra else None
+
+    def act(r: Regs, g: Group) -> None:
+        p = compare(r[a].view(kind), r[b].view(kind))
+        other = np.logical_not(p)
+        if c is not None and combine is not None:
+            third = np.logical_not(r[c]) if negated else r[c]
+            p, other = combine(p, third), combine(other, third)
+        if d is not None:
+            r[d] = p
+        if q is not None:
+            r[q] = other
+
+    return act
+
+
+def _comparison(dec: Decoder, name: str, ptx_type: str) -> Any:
+    if ptx_type[0] != "f":
+        if name not in _COMPARE:
+            raise dec.refuse(f"comparison .{name} on {ptx_type}")
+        return _COMPARE[name]
+    if name == "num":
+        return lambda x, y: ~(np.isnan(x) | np.isnan(y))
+    if name == "nan":
+        return lambda x, y: np.isnan(x) | np.isnan(y)
+    if name == "ne":  # ordered: false with a NaN, unlike IEEE's
+        return lambda x, y: (x != y) & ~(np.isnan(x) | np.isnan(y))
+    if name.endswith("u"):
+        ordered = _COMPARE[name[:-1]]
+        return lambda x, y: ordered(x, y) | np.isnan(x) | np.isnan(y)
+    return _COMPARE[name]
+
+
+@arithmetic("selp")
+def select_by_predicate(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    ptx_type = instruction_type(dec)
+    dec.only(ptx_type)
+    d, a, b, p = ins.operands
+    di, ai, bi, pi = dec.dst(d), dec.src(a, ptx_type), dec.src(b, ptx_type), dec.src(p, "pred")
+    return lambda r, g: r.__setitem__(di, select(r[pi], r[ai], r[bi]))

@@ -1,0 +1,147 @@
+"""Moves and conversions (PTX ISA, "Data Movement and Conversion Instructions")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smfree.emulator.exec.arith import instruction_type
+from smfree.emulator.exec.decode import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
+from smfree.emulator.exec.lanes import Group
+from smfree.emulator.exec.table import Arithmetic, arithmetic
+from smfree.emulator.exec.values import UINT, is_type, storage, typed, width
+from smfree.emulator.ptx import ast
+
+if TYPE_CHECKING:
+    from smfree.emulator.exec.decode import Decoder
+
+Regs = list[Any]
+WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW, "global": 0, "const": 0}
+
+
+@arithmetic("mov")
+def mov(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    ptx_type = instruction_type(dec)
+    dec.only(ptx_type)
+    target, source = ins.operands
+    if isinstance(source, ast.Vector):
+        return _pack(dec, target, source, ptx_type)
+    if isinstance(target, ast.Vector):
+        return _unpack(dec, target, source, ptx_type)
+    d, s = dec.dst(target), dec.src(source, ptx_type)
+    return lambda r, g: r.__setitem__(d, r[s])
+
+
+def _pack(dec: Decoder, target: ast.Operand, source: ast.Vector, ptx_type: str) -> Arithmetic:
+    if ptx_type == "b128":
+        raise dec.refuse("128-bit registers")
+    part = width(ptx_type) // len(source.elems)
+    d = dec.dst(target)
+    parts = [dec.src(e, f"b{part}") for e in source.elems]
+    kind = storage(ptx_type)
+
+    def act(r: Regs, g: Group) -> None:
+        out: Any = kind(0)
+        for i, p in enumerate(parts):
+            out = out | (r[p].astype(kind) << kind(i * part))
+        r[d] = out
+
+    return act
+
+
+def _unpack(dec: Decoder, target: ast.Vector, source: ast.Operand, ptx_type: str) -> Arithmetic:
+    part = width(ptx_type) // len(target.elems)
+    s = dec.src(source, ptx_type)
+    outs = [None if isinstance(e, ast.Sink) else dec.dst(e) for e in target.elems]
+    kind, small = storage(ptx_type), UINT[part]
+
+    def act(r: Regs, g: Group) -> None:
+        whole = r[s]
+        for i, d in enumerate(outs):
+            if d is not None:
+                r[d] = (whole >> kind(i * part)).astype(small)
+
+    return act
+
+
+@arithmetic("cvt")
+def cvt(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    types = [m for m in ins.modifiers if is_type(m)]
+    if len(types) != 2:
+        raise dec.refuse("this conversion")
+    to, source_type = types
+    dec.only("rn", "rz", "rzi", "rni", "rmi", "rpi", "sat", *types)
+    d, s = dec.dst(ins.operands[0]), dec.src(ins.operands[1], source_type)
+    kind, narrow = typed(source_type), storage(source_type)
+    out, final = typed(to), storage(dec.dst_type(ins.operands[0]))
+    convert = _conversion(dec, source_type, to, out)
+    sign = to[0] == "s"
+
+    def act(r: Regs, g: Group) -> None:
+        x = r[s]
+        x = (x if x.dtype.type is narrow else x.astype(narrow)).view(kind)
+        y = convert(x)
+        wide = y.view(storage(to))
+        if final is not storage(to):  # a wider destination register is sign- or zero-extended
+            wide = y.astype(np.dtype(f"i{np.dtype(final).itemsize}")).view(final) if sign else wide.astype(final)
+        r[d] = wide
+
+    return act
+
+
+def _conversion(dec: Decoder, source: str, to: str, out: Any) -> Any:
+    mods = dec.instr.modifiers
+    if source[0] != "f" and to[0] != "f":
+        if "sat" in mods:
+            info = np.iinfo(out)
+            return lambda x: np.clip(x.astype(object) if width(source) == 64 else x.astype(np.int64),
+                                     int(info.min), int(info.max)).astype(out)  # fmt: skip
+        return lambda x: x.astype(out)
+    if "sat" in mods:
+        raise dec.refuse("a saturating floating point conversion")
+    if to[0] == "f":
+        if "rz" in mods:
+            raise dec.refuse("rounding toward zero to a float")
+        if source[0] == "f" and any(m in mods for m in ("rzi", "rni", "rmi", "rpi")):
+            raise dec.refuse("rounding to an integral float")
+        return lambda x: x.astype(out)
+    round_to: Any = next((f for m, f in (("rzi", np.trunc), ("rni", np.rint), ("rmi", np.floor), ("rpi", np.ceil)) if m in mods), None)
+    if round_to is None:
+        raise dec.wrong("a conversion from float to integer needs .rzi, .rni, .rmi or .rpi")
+    info = np.iinfo(out)
+
+    def clamp(x: Any) -> Any:
+        """Out of range goes to the nearest limit, NaN to 0 (PTX ISA, cvt)."""
+        v = np.nan_to_num(round_to(x.astype(np.float64)), nan=0.0)
+        y = np.clip(v, float(info.min), np.nextafter(float(info.max), 0) if info.bits == 64 else float(info.max))
+        y = np.where(v >= float(info.max), info.max, np.where(v <= float(info.min), info.min, y.astype(out))).astype(out)
+        return y if y.ndim else out(y)
+
+    return clamp
+
+
+@arithmetic("cvta")
+def cvta(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    """Generic addresses are the window's base plus the offset; device memory has window 0."""
+    dec.only("to", "shared", "shared::cta", "local", "global", "const", "param", "u32", "u64")
+    space = next((m.partition("::")[0] for m in ins.modifiers if m.partition("::")[0] in WINDOWS), None)
+    if space is None or "u64" not in ins.modifiers:
+        raise dec.refuse("this address conversion")
+    window = WINDOWS[space]
+    base = np.uint64(window if "to" not in ins.modifiers else -window & (1 << 64) - 1)
+    d, s = dec.dst(ins.operands[0]), dec.src(ins.operands[1], "u64")
+    if window == 0:
+        return lambda r, g: r.__setitem__(d, r[s])
+    return lambda r, g: r.__setitem__(d, r[s] + base)
+
+
+@arithmetic("isspacep")
+def isspacep(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    dec.only("shared", "shared::cta", "local", "global", "const", "param")
+    space = ins.modifiers[0].partition("::")[0]
+    window = WINDOWS[space]
+    if window == 0:
+        raise dec.refuse(f"isspacep.{space}")
+    d, s = dec.dst(ins.operands[0]), dec.src(ins.operands[1], "u64")
+    return lambda r, g: r.__setitem__(d, (r[s] >> np.uint64(48)) == np.uint64(window >> 48))

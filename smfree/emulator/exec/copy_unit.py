@@ -1,0 +1,230 @@
+"""The one place every asynchronous copy is issued, timed, waited for and completed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smfree.emulator.copies import CopyEngine, CopyGroups, PendingCopies
+from smfree.emulator.errors import Unsupported
+from smfree.emulator.exec.async_ops import map_in_params
+from smfree.emulator.exec.lanes import Group
+from smfree.emulator.tensormap import TensorMap, box_rows, decode
+
+if TYPE_CHECKING:
+    from smfree.emulator.exec.launch import Launch
+
+TENSOR_MAP_BYTES = 128
+
+
+class CopyUnit:
+    """Copies of one launch. ``pending`` holds the batches that have elements not yet complete, oldest first."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        lanes = launch.geometry.slots * launch.geometry.threads
+        self.engine = CopyEngine(
+            launch.device.memory, launch.memory.shared, launch.sync.mbarriers, report=launch.report,
+            name_issuer=launch.name_lane,
+        )  # fmt: skip
+        self.cp_groups = CopyGroups(lanes)
+        self.bulk_groups = CopyGroups(lanes)
+        self.pending: list[PendingCopies] = []
+        self.issuing_warps = np.empty(0, np.int64)
+        self._maps: dict[int, TensorMap] = {}
+
+    # ---------------------------------------------------------------- issue
+
+    def cp_async(self, g: Group, dst: Any, src: Any, nbytes: int, src_bytes: Any, cache: str) -> None:
+        launch, lanes = self.launch, g.lanes
+        flat = launch.memory.flat_shared(g, dst, nbytes)
+        group = self.cp_groups.current(lanes.ids)
+        batch = self.engine.cp_async(
+            lanes.ids, flat, src, nbytes, src_bytes, group=group, cache=cache, label=launch.here(g)
+        )
+        self.cp_groups.add(batch)
+        read = lanes.n * nbytes if src_bytes is None else int(np.sum(np.broadcast_to(src_bytes, lanes.n)))
+        launch.counters.cp_async_requests += len(lanes.warps)
+        launch.counters.bytes_async += read
+        sectors = launch.memory_sectors(src, nbytes, lanes)
+        launch.counters.global_load_sectors += int(sectors.sum())
+        if launch.clock is not None:
+            t = launch.settle(g)
+            asked = np.full(lanes.n, nbytes) if src_bytes is None else np.broadcast_to(src_bytes, lanes.n)
+            per_warp = np.add.reduceat(asked, lanes.warp_starts)
+            if src_bytes is None:
+                hits = launch.memory.l2_hits(lanes, src, nbytes, write=False)
+            else:
+                reading = np.flatnonzero(asked > 0)
+                held = np.zeros(lanes.n, np.int64)
+                if len(reading):
+                    held[reading] = launch.memory.range_hits(src[reading], asked[reading], write=False)
+                hits = np.add.reduceat(held, lanes.warp_starts)
+            done = launch.clock.global_load(lanes.sm, t, per_warp, sectors, hits, path="cp.async")
+            batch.complete_at[:] = batch.read_at[:] = done[lanes.warp_index]
+        else:
+            self._remember_issuers(g)
+            self.pending.append(batch)  # under the clock only a wait completes it: nobody else may look earlier
+
+    def bulk_load(self, g: Group, dst: Any, src: Any, nbytes: Any, barrier: Any) -> None:
+        launch, lanes = self.launch, g.lanes
+        flat = launch.memory.flat_shared(g, dst, 1)
+        keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(g, barrier, 8))
+        batch = self.engine.bulk_load(lanes.ids, flat, src, nbytes, keys, label=launch.here(g))
+        if launch.clock is not None:
+            hits = launch.memory.range_hits(src, batch.nbytes, write=False)
+            self._time_load(g, batch, hits, tensor=False)
+        self._issued(g, batch)
+
+    def bulk_store(self, g: Group, dst: Any, src: Any, nbytes: Any) -> None:
+        launch, lanes = self.launch, g.lanes
+        flat = launch.memory.flat_shared(g, src, 1)
+        group = self.bulk_groups.current(lanes.ids)
+        batch = self.engine.bulk_store(lanes.ids, dst, flat, nbytes, group=group, label=launch.here(g))
+        self.bulk_groups.add(batch)
+        if launch.clock is not None:
+            misses = batch.nbytes - launch.memory.range_hits(dst, batch.nbytes, write=True)
+            self._time_store(g, batch, misses, tensor=False)
+        self._issued(g, batch)
+
+    def tensor_load(self, g: Group, dst: Any, maps: Any, coords: Any, barrier: Any) -> None:
+        launch, lanes = self.launch, g.lanes
+        tensor = self._map(maps)
+        flat = launch.memory.flat_shared(g, dst, tensor.box_bytes)
+        keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(g, barrier, 8))
+        batch = self.engine.tensor_load(lanes.ids, flat, maps, coords, keys, maps=tensor, label=launch.here(g))
+        if launch.clock is not None:
+            self._time_load(g, batch, self._tensor_hits(tensor, coords, write=False), tensor=True)
+        self._issued(g, batch)
+
+    def tensor_store(self, g: Group, src: Any, maps: Any, coords: Any) -> None:
+        launch, lanes = self.launch, g.lanes
+        tensor = self._map(maps)
+        flat = launch.memory.flat_shared(g, src, tensor.box_bytes)
+        group = self.bulk_groups.current(lanes.ids)
+        batch = self.engine.tensor_store(
+            lanes.ids, flat, maps, coords, group=group, maps=tensor, label=launch.here(g)
+        )
+        self.bulk_groups.add(batch)
+        if launch.clock is not None:
+            hits = self._tensor_hits(tensor, coords, write=True)
+            self._time_store(g, batch, np.maximum(batch.nbytes - hits, 0), tensor=True)
+        self._issued(g, batch)
+
+    def _map(self, addresses: Any) -> TensorMap:
+        offset = map_in_params(addresses)
+        if offset is None:
+            raise Unsupported(
+                "tensor maps in device memory are not modelled yet; pass the map as a __grid_constant__ parameter",
+                rule="unsupported",
+            )
+        if offset not in self._maps:
+            self._maps[offset] = decode(self.launch.params[offset : offset + TENSOR_MAP_BYTES])
+        return self._maps[offset]
+
+    def _tensor_hits(self, tensor: TensorMap, coords: Any, *, write: bool) -> Any:
+        """Bytes of each box that L2 holds, row by row."""
+        rows = box_rows(tensor, coords)
+        inside = rows.inside & (rows.hi > rows.lo)[:, None]
+        box, row = np.nonzero(inside)
+        if not len(box):
+            return np.zeros(len(coords), np.int64)
+        lo = rows.lo[box]
+        hits = self.launch.memory.range_hits(rows.addr[box, row] + lo, rows.hi[box] - lo, write=write)
+        return np.bincount(box, hits, len(coords)).astype(np.int64)
+
+    def _time_load(self, g: Group, batch: PendingCopies, hits: Any, *, tensor: bool) -> None:
+        launch = self.launch
+        clock = launch.clock
+        assert clock is not None
+        index = g.lanes.warp_index
+        t = launch.settle(g)[index]
+        ones = np.ones(len(batch), np.int64)
+        batch.complete_at[:] = clock.bulk_load(g.lanes.sm[index], t, batch.nbytes, hits, ones, tensor=tensor)
+        batch.read_at[:] = batch.complete_at
+
+    def _time_store(self, g: Group, batch: PendingCopies, misses: Any, *, tensor: bool) -> None:
+        launch = self.launch
+        clock = launch.clock
+        assert clock is not None
+        index = g.lanes.warp_index
+        t = launch.settle(g)[index]
+        ones = np.ones(len(batch), np.int64)
+        read, done = clock.bulk_store(g.lanes.sm[index], t, batch.nbytes, misses, ones, tensor=tensor)
+        batch.read_at[:] = read
+        batch.complete_at[:] = done
+
+    def _remember_issuers(self, g: Group) -> None:
+        if not np.isin(g.lanes.warps, self.issuing_warps).all():
+            self.issuing_warps = np.union1d(self.issuing_warps, g.lanes.warps)
+
+    def _issued(self, g: Group, batch: PendingCopies) -> None:
+        self._remember_issuers(g)
+        counters = self.launch.counters
+        counters.tma_requests += len(batch)
+        counters.bytes_async += int(batch.nbytes.sum())
+        self.pending.append(batch)
+        self.launch.did_something()
+
+    # ---------------------------------------------------------------- completion
+
+    def wait_group(self, g: Group, number: int | None, *, bulk: bool, read: bool) -> None:
+        """cp.async[.bulk].wait_group N / wait_all: what it covers completes now, and the warp's time moves on."""
+        launch, lanes = self.launch, g.lanes
+        groups = self.bulk_groups if bulk else self.cp_groups
+        upto = groups.upto_all(lanes.ids) if number is None else groups.upto(lanes.ids, number)
+        if launch.clock is not None:
+            ready = np.maximum.reduceat(groups.ready_time(lanes.ids, upto, read=read), lanes.warp_starts)
+            launch.time[lanes.warp_slice] = np.maximum(launch.settle(g), ready)
+        for batch, which in groups.covered(lanes.ids, upto):
+            if read:
+                batch.read_sources(which)
+            else:
+                self._finish(batch, which)
+                batch.publish(which)
+        launch.sync.wake_mbarriers()
+
+    def _finish(self, batch: PendingCopies, which: Any) -> None:
+        which = which[~batch.done[which]]
+        if not len(which):
+            return
+        times = batch.complete_at[which]
+        keys, nbytes = batch.perform(which, publish=batch.key is not None)
+        if len(keys):
+            self.launch.sync.mbarriers.complete_tx(keys, nbytes, times)
+        latest = float(times.max())
+        self.launch.end_time = max(self.launch.end_time, latest)
+        self.launch.did_something(latest)
+
+    def complete(self, batch: PendingCopies, which: Any) -> None:
+        """Complete these elements of a batch and wake whoever waited for them."""
+        self._finish(batch, which)
+        self._forget_done()
+        self.launch.sync.wake_mbarriers()
+
+    def complete_due(self, limit: float) -> None:
+        """Timed: everything whose modelled completion is not later than ``limit``."""
+        for batch in self.pending:
+            if not batch.kind.loads:
+                batch.read_sources(np.flatnonzero(~batch.read & (batch.read_at <= limit)))
+            which = np.flatnonzero(~batch.done & (batch.complete_at <= limit))
+            if len(which):
+                self._finish(batch, which)
+        self._forget_done()
+        self.launch.sync.wake_mbarriers()
+
+    def next_time(self) -> float:
+        """Earliest completion among the pending copies; infinite when there is none."""
+        self._forget_done()
+        return min((float(b.complete_at[~b.done].min()) for b in self.pending), default=float("inf"))
+
+    def _forget_done(self) -> None:
+        self.pending = [b for b in self.pending if not b.done.all()]
+
+    def retire(self, slots: Any) -> None:
+        """CTAs have exited: bulk copies must not use their shared memory any more; cp.async is dropped."""
+        if self.launch.clock is not None:
+            self.complete_due(float(self.launch.time.reshape(self.launch.geometry.slots, -1)[slots].max()))
+        self.engine.check_exit(slots)
+        self.engine.abandon(slots)

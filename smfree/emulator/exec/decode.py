@@ -1,0 +1,311 @@
+"""Kernel text to executable steps.
+
+Operands become indices into a group's register list, which ends in slots for the constants, so that an action
+is plain indexing and one numpy call. Straight runs of arithmetic become one :class:`Segment`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from smfree.emulator.errors import PtxError, Unsupported
+from smfree.emulator.exec.lanes import Group
+from smfree.emulator.exec.special import TIMED_REGISTERS, reader
+from smfree.emulator.exec.table import HANDLERS, Arithmetic, Kind, Visible
+from smfree.emulator.exec.values import UINT, select, storage, width
+from smfree.emulator.ptx import ast
+from smfree.emulator.ptx.flow import Flow, analyse
+
+# Generic addresses of the windows that are no device memory; device memory lies in window 0.
+WINDOW_BYTES = 1 << 48
+SHARED_WINDOW = 1 * WINDOW_BYTES
+LOCAL_WINDOW = 2 * WINDOW_BYTES
+PARAM_WINDOW = 3 * WINDOW_BYTES
+
+
+@dataclass
+class Segment:
+    """A run of arithmetic from one program counter to the next visible step."""
+
+    actions: tuple[Arithmetic, ...]
+    sources: frozenset[int]
+    end: int
+    count: int
+
+
+@dataclass
+class Step:
+    """A visible instruction or branch. ``guard`` is the register index of its predicate."""
+
+    instr: ast.Instr
+    action: Visible | None
+    guard: int | None
+    negated: bool
+    sources: frozenset[int]
+    target: int = -1  # of a branch
+    join: int | None = None  # where its parts reconverge
+
+
+@dataclass
+class Program:
+    """A decoded kernel for one launch."""
+
+    kernel: ast.Kernel
+    flow: Flow
+    steps: list[Segment | Step | None]
+    register_names: dict[str, int]
+    initial: list[Any]
+    live_cache: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    visits: dict[int, list[int]] = field(default_factory=dict)
+
+    def live(self, pc: int) -> tuple[int, ...]:
+        """Indices of the registers (and all constants) needed from ``pc`` on."""
+        found = self.live_cache.get(pc)
+        if found is None:
+            names = self.flow.live_at(pc)
+            constants = range(len(self.register_names), len(self.initial))
+            found = (*sorted(self.register_names[n] for n in names), *constants)
+            self.live_cache[pc] = found
+        return found
+
+
+class Decoder:
+    """Resolves operands and builds the steps. ``launch`` is the running launch the visible actions act on."""
+
+    def __init__(self, kernel: ast.Kernel, launch: Any, symbols: dict[str, int]) -> None:
+        self.kernel = kernel
+        self.launch = launch
+        self.symbols = symbols
+        self.types = kernel.registers
+        self.index = {name: i for i, name in enumerate(kernel.registers)}
+        self._num_registers = len(self.index)
+        self.constants: list[Any] = []
+        self._constant_slots: dict[tuple[str, bytes], int] = {}
+        self.instr: ast.Instr = ast.Instr("", (), ())
+        self._sources: set[int] = set()
+        self._special_reads: list[Arithmetic] = []
+        self._reads_time = False
+        self._destinations: list[int] = []
+
+    # ---------------------------------------------------------------- operands
+
+    def refuse(self, what: str) -> Unsupported:
+        """The error for an instruction form the emulator does not model."""
+        return Unsupported(
+            f"PTX line {self.instr.line} ({self.instr.source or 'no source line'}): `{self.instr.text}`: {what} "
+            "is not modelled by the emulator; see docs/emulator.md, or add a handler (CONTRIBUTING.md)",
+            rule="unsupported",
+        )
+
+    def wrong(self, message: str) -> PtxError:
+        return PtxError(
+            f"`{self.instr.text}`: {message}", line=self.instr.line, source=str(self.instr.source or "")
+        )
+
+    def only(self, *allowed: str) -> None:
+        """Refuse the instruction if it has a modifier that is not in ``allowed``."""
+        for modifier in self.instr.modifiers:
+            if modifier not in allowed:
+                raise self.refuse(f"modifier .{modifier}")
+
+    def constant(self, value: Any) -> int:
+        """The slot that holds this numpy scalar."""
+        key = (value.dtype.str, value.tobytes())
+        slot = self._constant_slots.get(key)
+        if slot is None:
+            slot = self._constant_slots[key] = self._num_registers + len(self.constants)
+            self.constants.append(value)
+        return slot
+
+    def dst(self, operand: ast.Operand) -> int:
+        if not isinstance(operand, ast.Reg):
+            raise self.wrong(f"the destination must be a register, not {operand}")
+        i = self.index[operand.name]
+        self._destinations.append(i)
+        return i
+
+    def dst_type(self, operand: ast.Operand) -> str:
+        assert isinstance(operand, ast.Reg)
+        return self.types[operand.name]
+
+    def src(self, operand: ast.Operand, ptx_type: str) -> int:
+        """Index of a source operand; immediates and symbols are constants of ``ptx_type``'s width."""
+        match operand:
+            case ast.Reg(name):
+                i = self.index[name]
+                self._sources.add(i)
+                return i
+            case ast.Imm():
+                return self.constant(self.immediate(operand, ptx_type))
+            case ast.Symbol():
+                return self.constant(UINT[width(ptx_type)](self.symbol_address(operand)))
+            case ast.Special(name):
+                return self.special(name, ptx_type)
+        raise self.wrong(f"operand {operand} cannot be a source here")
+
+    def immediate(self, operand: ast.Imm, ptx_type: str) -> Any:
+        if ptx_type == "pred":
+            return np.bool_(bool(operand.value))
+        bits = width(ptx_type)
+        if ptx_type[0] == "f" and operand.bits is None:
+            return np.dtype(f"f{bits // 8}").type(operand.value).view(UINT[bits])
+        if operand.bits is not None:
+            if operand.width == bits:
+                return UINT[bits](operand.bits)
+            return np.dtype(f"f{bits // 8}").type(operand.value).view(UINT[bits])
+        return UINT[bits](int(operand.value) & ((1 << bits) - 1))
+
+    def constant_value(self, operand: ast.Operand) -> int | None:
+        """The value of an immediate operand, None for a register."""
+        return int(operand.value) if isinstance(operand, ast.Imm) else None
+
+    def special(self, name: str, ptx_type: str) -> int:
+        """A slot that is filled with a special register just before this instruction."""
+        read, kind = reader(self, name), storage(ptx_type)
+        i = self._num_registers + len(self.constants)
+        self.constants.append(kind(0))
+
+        def fetch(regs: list[Any], group: Group) -> None:
+            value = read(group)
+            regs[i] = value.astype(kind) if type(value) is np.ndarray else kind(value)
+
+        self._special_reads.append(fetch)
+        self._reads_time |= name in TIMED_REGISTERS
+        return i
+
+    def symbol_address(self, symbol: ast.Symbol) -> int:
+        """Shared variables: window offset. Parameters: offset in the argument block. Globals: address."""
+        name = symbol.name
+        if name in self.kernel.shared:
+            return self.kernel.shared[name].offset + symbol.offset
+        for param in self.kernel.params:
+            if param.name == name:
+                return param.offset + symbol.offset
+        if name in self.kernel.local:
+            return self.kernel.local[name].offset + symbol.offset
+        if name in self.symbols:
+            return self.symbols[name] + symbol.offset
+        raise self.wrong(f"symbol {name} is not defined in this module")
+
+    def address(self, operand: ast.Operand, bits: int = 64) -> tuple[int | None, int]:
+        """(index of the base register or None, byte offset) of [base + offset]."""
+        if isinstance(operand, ast.Address):
+            match operand.base:
+                case ast.Reg(name):
+                    i = self.index[name]
+                    self._sources.add(i)
+                    return i, operand.offset
+                case ast.Symbol():
+                    return None, self.symbol_address(operand.base) + operand.offset
+                case ast.Imm():
+                    return None, int(operand.base.value) + operand.offset
+                case None:
+                    return None, operand.offset
+        raise self.wrong(f"{operand} is not an address")
+
+    # ---------------------------------------------------------------- instructions
+
+    def program(self) -> Program:
+        """Decode the whole kernel."""
+        flow = analyse(self.kernel)
+        instrs = self.kernel.instrs
+        decoded: list[tuple[Arithmetic, frozenset[int]] | Step] = [self._decode(pc, flow) for pc in range(len(instrs))]
+        leaders = set(flow.leaders)
+        steps: list[Segment | Step | None] = []
+        for pc, item in enumerate(decoded):
+            if isinstance(item, Step):
+                steps.append(item)
+            elif pc in leaders or pc == 0 or isinstance(decoded[pc - 1], Step):
+                steps.append(_segment(decoded, pc, leaders))
+            else:
+                steps.append(None)  # inside a segment; control never enters here
+        initial = [None] * self._num_registers + self.constants
+        return Program(self.kernel, flow, steps, self.index, initial)
+
+    def _decode(self, pc: int, flow: Flow) -> tuple[Arithmetic, frozenset[int]] | Step:
+        instr = self.instr = self.kernel.instrs[pc]
+        self._sources, self._special_reads, self._destinations = set(), [], []
+        self._reads_time = False
+        guard, negated = None, False
+        if instr.guard is not None:
+            guard, negated = self.index[instr.guard.reg.name], instr.guard.negated
+            self._sources.add(guard)
+        if instr.opcode == "bra":
+            label = instr.operands[-1]
+            if not isinstance(label, ast.LabelRef):
+                raise self.wrong("bra needs a label")
+            target = self.kernel.labels[label.name]
+            sources = frozenset(self._sources)
+            return Step(instr, None, guard, negated, sources, target, flow.ipdom.get(pc))
+        entry = HANDLERS.get(instr.opcode)
+        if entry is None:
+            raise self.refuse(f"opcode {instr.opcode}")
+        kind, handler = entry
+        action = handler(self, instr)
+        sources = frozenset(self._sources)
+        if kind is Kind.VISIBLE:
+            for read in self._special_reads:
+                action = _before(read, action)
+            return Step(instr, action, guard, negated, sources)
+        for read in self._special_reads:
+            action = _sequence(read, action)
+        if self._reads_time:
+            return Step(instr, _as_visible(action), guard, negated, sources)
+        if guard is not None:
+            action = _guarded(action, guard, negated, tuple(self._destinations))
+        return action, sources
+
+
+def _segment(decoded: list[Any], start: int, leaders: set[int]) -> Segment:
+    """The arithmetic from ``start`` up to the next visible step or block."""
+    end = start + 1
+    while end < len(decoded) and not isinstance(decoded[end], Step) and end not in leaders:
+        end += 1
+    run = decoded[start:end]
+    return Segment(tuple(a for a, _ in run), frozenset().union(*(s for _, s in run)), end, end - start)
+
+
+def _sequence(first: Arithmetic, second: Arithmetic) -> Arithmetic:
+    def both(regs: list[Any], group: Group) -> None:
+        first(regs, group)
+        second(regs, group)
+
+    return both
+
+
+def _before(first: Arithmetic, second: Visible) -> Visible:
+    def both(group: Group) -> bool:
+        first(group.regs, group)
+        return second(group)
+
+    return both
+
+
+def _as_visible(action: Arithmetic) -> Visible:
+    def act(group: Group) -> bool:
+        action(group.regs, group)
+        return True
+
+    return act
+
+
+def _guarded(action: Arithmetic, guard: int, negated: bool, destinations: tuple[int, ...]) -> Arithmetic:
+    """Arithmetic has no side effects, so a mixed guard computes everywhere and keeps the old value elsewhere."""
+
+    def guarded(regs: list[Any], group: Group) -> None:
+        mask = regs[guard]
+        if type(mask) is not np.ndarray:
+            if bool(mask) is not negated:
+                action(regs, group)
+            return
+        old = [regs[d] for d in destinations]
+        action(regs, group)
+        for d, before in zip(destinations, old, strict=True):
+            now = regs[d]
+            keep = before if before is not None else now.dtype.type(0)
+            regs[d] = select(mask, keep, now) if negated else select(mask, now, keep)
+
+    return guarded

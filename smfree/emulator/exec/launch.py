@@ -1,0 +1,609 @@
+"""One kernel launch: residency, the run loop, divergence, time.
+
+The loop is event-driven. Runnable groups are run one at a time, the schedule choosing which; a group that must
+wait is parked by what it waits for and resumed by whoever satisfies it. When nothing can run, what was held back
+by courtesy (joins) goes on, then pending copies complete, then sleeping waits time out; what still waits after
+that is a deadlock, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smfree.emulator.coalescing import sectors_per_warp
+from smfree.emulator.counters import Counters
+from smfree.emulator.errors import EmulationError, Severity, Unsupported
+from smfree.emulator.exec import arith, async_ops, convert, memory_ops, sync_ops, warp
+from smfree.emulator.exec.copy_unit import CopyUnit
+from smfree.emulator.exec.decode import Decoder, Program, Segment, Step
+from smfree.emulator.exec.lanes import WARP_SIZE, Geometry, Group, Join, LaneSet, merge
+from smfree.emulator.exec.memory_unit import MemoryUnit
+from smfree.emulator.exec.report import deadlock, place, xyz
+from smfree.emulator.exec.schedule import Schedule, make_schedule
+from smfree.emulator.exec.sync_unit import SyncUnit
+from smfree.emulator.ptx import ast
+
+if TYPE_CHECKING:
+    from smfree.emulator.node import DeviceState
+
+OPCODE_FAMILIES = (arith, async_ops, convert, memory_ops, sync_ops, warp)  # importing them fills the opcode table
+DEFAULT_TRY_WAIT_NS = 1000.0  # the ISA leaves the limit to the system; only a hang ever sees it
+MAX_TIME_OUTS = 10_000
+SHARED_GRANULE = 1024
+
+
+@dataclass
+class LaunchResult:
+    """What one launch did. ``cycles`` is modelled time from its start to its last visible effect."""
+
+    cycles: float
+    counters: Counters
+    findings: list[EmulationError] = field(default_factory=list)
+    ctas_per_sm: int = 0
+
+
+def run(
+    device: DeviceState,
+    kernel: ast.Kernel,
+    params: bytes,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    cluster: tuple[int, int, int],
+    dynamic_shared_bytes: int,
+    *,
+    schedule: str = "timed",
+    seed: int = 0,
+    start_cycle: float = 0.0,
+    module_symbols: Mapping[str, int] | None = None,
+    registers: int | None = None,
+) -> LaunchResult:
+    """Execute a kernel on an emulated device until its last thread has exited.
+
+    ``registers`` per thread limits how many CTAs an SM holds, where known. Raises EmulationError.
+    """
+    if cluster != (1, 1, 1) or (kernel.cluster_dims or (1, 1, 1)) != (1, 1, 1):
+        raise Unsupported(f"clusters are not modelled yet (asked for {cluster})", rule="unsupported.cluster")
+    launch = Launch(
+        device, kernel, params, grid, block, dynamic_shared_bytes, make_schedule(schedule, seed), start_cycle,
+        dict(module_symbols or {}), registers,
+    )  # fmt: skip
+    with np.errstate(over="ignore", under="ignore"):
+        return launch.run()
+
+
+class Launch:
+    """State of one running kernel; everything the opcode handlers act on."""
+
+    def __init__(
+        self,
+        device: DeviceState,
+        kernel: ast.Kernel,
+        params: bytes,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        dynamic_shared_bytes: int,
+        schedule: Schedule,
+        start_cycle: float,
+        symbols: dict[str, int],
+        registers: int | None,
+    ) -> None:
+        self.device, self.kernel, self.params = device, kernel, params
+        self.grid, self.block = grid, block
+        self.schedule = schedule
+        self.start_cycle = start_cycle
+        self.dynamic_shared_bytes = dynamic_shared_bytes
+        self.shared_bytes = kernel.static_shared_bytes
+        if dynamic_shared_bytes:
+            self.shared_bytes = kernel.dynamic_shared_offset + dynamic_shared_bytes
+        spec = device.profile.device
+        threads = block[0] * block[1] * block[2]
+        self.num_ctas = grid[0] * grid[1] * grid[2]
+        self.ctas_per_sm = resident_ctas(spec, threads, self.shared_bytes, registers)
+        self.max_warps_per_sm = spec.max_warps_per_sm
+        slots = min(self.num_ctas, self.ctas_per_sm * spec.num_sms)
+        self.geometry = Geometry(threads, slots, spec.num_sms)
+        self.counters = Counters(launches=1)
+        self.findings: list[EmulationError] = []
+        self.clock = device.clock if schedule.timed else None
+        if self.clock is not None:
+            self.clock.reset()
+        self.cycles_per_ns = spec.sm_clock_mhz / 1000.0
+
+        self.time = np.zeros(self.geometry.num_warps)
+        self.live = np.zeros(slots, np.int64)
+        self.alive = np.zeros(slots * threads, np.bool_)
+        self.cta = np.full(slots, -1, np.int64)
+        self.next_cta = 0
+        self.free_slots: list[int] = list(range(slots))
+        self.end_time = 0.0
+        self.progress = 0
+        self.change_time = 0.0
+        self.runnable: list[Group] = []
+        self.at_join: list[Group] = []
+        self.spinning: list[tuple[int, Group]] = []
+        self._spin_marks: dict[tuple[int, int], tuple[int, list[Any]]] = {}
+        self._time_out_mark: tuple[int, Any] = (-1, None)
+        self._time_outs = 0
+
+        pitch = max(-(-self.shared_bytes // SHARED_GRANULE) * SHARED_GRANULE, SHARED_GRANULE)
+        self.memory = MemoryUnit(self, pitch)
+        self.sync = SyncUnit(self, pitch)
+        self.copy = CopyUnit(self)
+        self.program: Program = Decoder(kernel, self, symbols).program()
+        self._visits = [[0, 0] for _ in self.program.steps]  # warps and lanes that executed each step
+        self.current: Group | None = None
+
+    # ---------------------------------------------------------------- run loop
+
+    def run(self) -> LaunchResult:
+        """Run to the end."""
+        while True:
+            self._admit()
+            self.schedule.before_pick(self)
+            if self.runnable:
+                self._run_group(self.schedule.pick(self))
+            elif not self._unblock():
+                break
+        self._finish()
+        return LaunchResult(self.end_time, self.counters, self.findings, self.ctas_per_sm)
+
+    def _unblock(self) -> bool:
+        """Nothing is runnable: make something happen. False when the launch is over."""
+        if self.at_join:
+            self.release_joins(self.at_join)
+            return True
+        if self.copy.pending:
+            self.schedule.complete_some(self)
+            return True
+        if self._wake_spinners():
+            return True
+        if not self.live.any() and self.next_cta == self.num_ctas:
+            return False
+        self._time_out()
+        return True
+
+    def _time_out(self) -> None:
+        """Sleeping waits give up. If nothing has changed since they last did, it is a deadlock."""
+        sleepers = self.sync.sleepers
+        mark = (self.progress, self._picture())
+        self._time_outs += 1
+        if not sleepers or self._same_picture(mark, self._time_out_mark) or self._time_outs > MAX_TIME_OUTS:
+            raise deadlock(self)
+        self._time_out_mark = mark
+        growth = 2.0 ** min(self._time_outs - 1, 40)
+        self.sync.time_out(DEFAULT_TRY_WAIT_NS * growth * self.cycles_per_ns)
+
+    def _picture(self) -> list[tuple[int, int, list[Any]]]:
+        """Everything that could make sleeping or spinning threads act differently next time."""
+        groups = [*self.sync.sleepers, *(g for _, g in self.spinning)]
+        return [(g.pc, id(g.lanes), [g.regs[r] for r in self.program.live(g.pc)]) for g in groups]
+
+    @staticmethod
+    def _same_picture(a: tuple[int, Any], b: tuple[int, Any]) -> bool:
+        if a[0] != b[0] or b[1] is None or len(a[1]) != len(b[1]):
+            return False
+        key = lambda item: item[:2]  # noqa: E731
+        return all(
+            x[:2] == y[:2] and all(_equal(u, v) for u, v in zip(x[2], y[2], strict=True))
+            for x, y in zip(sorted(a[1], key=key), sorted(b[1], key=key), strict=True)
+        )
+
+    def _run_group(self, g: Group) -> None:
+        """Run until the group parks, leaves, meets its join or the schedule wants another one."""
+        steps, visits = self.program.steps, self._visits
+        while True:
+            pc = g.pc
+            step = steps[pc]
+            count = visits[pc]
+            count[0] += len(g.lanes.warps)
+            if type(step) is Segment:
+                count[1] += g.lanes.n
+                if g.outstanding and not g.outstanding.isdisjoint(step.sources):
+                    self.memory.wait_registers(g, step.sources)
+                regs = g.regs
+                for action in step.actions:
+                    action(regs, g)
+                g.pending += step.count
+                g.pc = step.end
+            else:
+                assert isinstance(step, Step)
+                if g.outstanding and not g.outstanding.isdisjoint(step.sources):
+                    self.memory.wait_registers(g, step.sources)
+                g.pending += 1
+                self.current = g
+                try:
+                    after = self._branch(g, step) if step.action is None else self._act(g, step)
+                except EmulationError as error:
+                    raise error.locate(place(self, g, step, error.index)) from None
+                if after is None:
+                    return
+                g = after
+            join = g.join
+            if join is not None and join.pc == g.pc:
+                met = self._meet(g)
+                if met is None:
+                    return
+                g = met
+            if type(step) is not Segment and (self.runnable or self.copy.pending) and self.schedule.switch(self, g):
+                self.runnable.append(g)
+                return
+
+    def _act(self, g: Group, step: Step) -> Group | None:
+        """A visible instruction, for the lanes its guard lets through."""
+        assert step.action is not None
+        count = self._visits[g.pc]
+        if step.guard is None:
+            count[1] += g.lanes.n
+            if not step.action(g):
+                return None
+            g.pc += 1
+            return g
+        mask = g.regs[step.guard]
+        if type(mask) is np.ndarray:
+            hits = int(np.count_nonzero(mask))
+            on = hits == g.lanes.n if not step.negated else hits == 0
+            off = hits == 0 if not step.negated else hits == g.lanes.n
+        else:
+            on = bool(mask) is not step.negated
+            off = not on
+        if off:
+            g.pc += 1
+            return g
+        if on:
+            count[1] += g.lanes.n
+            if not step.action(g):
+                return None
+            g.pc += 1
+            return g
+        yes, no = self._split(g, ~mask if step.negated else mask, g.pc + 1, g.pc, g.pc + 1)
+        self._enqueue(no)
+        count[1] += yes.lanes.n
+        self.current = yes
+        if not step.action(yes):
+            return None
+        yes.pc += 1
+        return yes
+
+    def _branch(self, g: Group, step: Step) -> Group | None:
+        pc = g.pc
+        if step.guard is not None:
+            taken = g.regs[step.guard]
+            if type(taken) is np.ndarray:
+                hits = int(np.count_nonzero(taken))
+                if 0 < hits < g.lanes.n:
+                    yes, no = self._split(g, ~taken if step.negated else taken, step.join, step.target, pc + 1)
+                    self._enqueue(no)
+                    self._enqueue(yes)
+                    return None
+                go = (hits > 0) is not step.negated
+            else:
+                go = bool(taken) is not step.negated
+            if not go:
+                g.pc = pc + 1
+                return g
+        g.pc = step.target
+        if step.target <= pc and self._is_spinning(g):
+            self.spinning.append((self.progress, g))
+            return None
+        return g
+
+    # ---------------------------------------------------------------- divergence
+
+    def _split(self, g: Group, mask: Any, join_pc: int | None, yes_pc: int, no_pc: int) -> tuple[Group, Group]:
+        """Two groups of one; they meet again at ``join_pc`` where the program has such a place."""
+        yes_lanes, no_lanes, yes_index, no_index = g.lanes.split(mask)
+        join = g.join
+        if join_pc is not None and (join is None or join.pc != join_pc):
+            join = Join(join_pc, g)
+        yes = g.part(yes_lanes, yes_index, self.program.live(yes_pc), yes_pc)
+        no = g.part(no_lanes, no_index, self.program.live(no_pc), no_pc)
+        for part in (yes, no):
+            part.join = join
+            if join is not g.join:
+                part.origin, part.entry = join, list(part.regs)
+        return yes, no
+
+    def part_mask(self, g: Group, mask: Any) -> tuple[Group | None, Group | None]:
+        """A parked or running group in two at the same instruction; None for an empty part."""
+        if mask.all():
+            return g, None
+        if not mask.any():
+            return None, g
+        yes_lanes, no_lanes, yes_index, no_index = g.lanes.split(mask)
+        live = self.program.live(g.pc)
+        return g.part(yes_lanes, yes_index, live, g.pc), g.part(no_lanes, no_index, live, g.pc)
+
+    def part_slots(self, g: Group, open_slots: Any) -> tuple[Group | None, Group | None]:
+        """Split by whether the lane's CTA is among the open ones."""
+        lanes = g.lanes
+        if lanes.one_slot is not None:
+            return (g, None) if open_slots[lanes.one_slot] else (None, g)
+        return self.part_mask(g, open_slots[lanes.slot])
+
+    def _meet(self, g: Group) -> Group | None:
+        """Arrive at the group's join: the merged group if all are there, else None (it waits, as a courtesy)."""
+        while (join := g.join) is not None and join.pc == g.pc:
+            join.arrived.append(g)
+            join.missing -= g.lanes.n
+            if join.missing > 0:
+                self.at_join.append(g)
+                return None
+            g = self._merged(join)
+        return g
+
+    def _merged(self, join: Join) -> Group:
+        """All that arrived at a join, as one group on its way to the outer join."""
+        parts = join.arrived
+        if len(parts) > 1:
+            g = merge(parts, join.pc, self.program.live(join.pc), join.outer)
+        else:
+            g = parts[0]
+            g.join = join.outer
+        arrived = set(map(id, parts))
+        self.at_join = [p for p in self.at_join if id(p) not in arrived]
+        return g
+
+    def _enqueue(self, g: Group) -> None:
+        """Make a group runnable, through its join if it stands at one."""
+        met = self._meet(g)
+        if met is not None:
+            self.runnable.append(met)
+
+    def release_joins(self, groups: list[Group]) -> None:
+        """Let these groups go on without the lanes they were waiting for."""
+        for g in list(groups):
+            join = g.join
+            assert join is not None
+            join.arrived.remove(g)
+            g.join = join.outer
+            while g.join is not None and g.join.pc == g.pc:  # do not wait at an enclosing one either
+                g.join.missing -= g.lanes.n
+                g.join = g.join.outer
+            self.runnable.append(g)
+        gone = set(map(id, groups))
+        self.at_join = [p for p in self.at_join if id(p) not in gone]
+
+    # ---------------------------------------------------------------- services for the units
+
+    def resume(self, groups: list[Group]) -> None:
+        """Parked groups go on after the instruction they waited in."""
+        for g in groups:
+            g.wait = None
+            g.pc += 1
+            self._enqueue(g)
+
+    def merge_parked(self, groups: list[Group]) -> Group:
+        """One group of several parked at the same instruction; joins they disagree on are given up."""
+        joins = {id(g.join) for g in groups}
+        join = groups[0].join if len(joins) == 1 else None
+        if len(joins) > 1:
+            for g in groups:
+                self._leave_joins(g)
+        pc = groups[0].pc
+        return merge(groups, pc, self.program.live(pc), join)
+
+    def _leave_joins(self, g: Group) -> None:
+        """These lanes will not come to the joins they were expected at."""
+        chain: list[Join] = []
+        join, g.join = g.join, None
+        while join is not None:
+            join.missing -= g.lanes.n
+            chain.append(join)
+            join = join.outer
+        for join in chain:
+            if join.missing == 0 and join.arrived:
+                self._enqueue(self._merged(join))
+
+    def leave(self, g: Group) -> bool:
+        """Threads exit. Their CTA retires with its last one."""
+        lanes = g.lanes
+        if self.clock is not None:
+            t = self.settle(g)
+            self.end_time = max(self.end_time, float(t.max()), float(self.memory.performed[lanes.warp_slice].max()))
+        self.alive[lanes.ids] = False
+        self.live[lanes.slots] -= lanes.slot_counts
+        self.did_something()
+        self._leave_joins(g)
+        retired = lanes.slots[self.live[lanes.slots] == 0]
+        if len(retired):
+            self.copy.retire(retired)
+            self.free_slots.extend(int(s) for s in retired)
+        self.sync.lanes_left(lanes.slots)
+        return False
+
+    def _admit(self) -> None:
+        """Waiting CTAs move into free slots."""
+        if not self.free_slots or self.next_cta >= self.num_ctas:
+            return
+        slots = np.array(sorted(self.free_slots)[: self.num_ctas - self.next_cta], np.int64)
+        taken = set(slots.tolist())
+        self.free_slots = [s for s in self.free_slots if s not in taken]
+        self.memory.shared.reset(slots)
+        self.sync.mbarriers.reset(slots)
+        self.cta[slots] = self.next_cta + np.arange(len(slots))
+        self.next_cta += len(slots)
+        self.live[slots] = self.geometry.threads
+        lanes = self.geometry.of_slots(slots)
+        self.alive[lanes.ids] = True
+        if self.clock is not None:
+            per_slot = self.time.reshape(self.geometry.slots, -1)
+            per_slot[slots] = per_slot[slots].max(axis=1, keepdims=True)
+        self.did_something()
+        for part in self.schedule.initial(lanes):
+            self.runnable.append(Group(part, 0, list(self.program.initial)))
+
+    def did_something(self, time: float = 0.0) -> None:
+        """Shared state changed at ``time``: a spinning thread might see something new."""
+        self.progress += 1
+        if time > self.change_time:
+            self.change_time = time
+
+    def _is_spinning(self, g: Group) -> bool:
+        """At a backward branch: has a full turn changed neither shared state nor this group's registers?"""
+        key = (g.pc, id(g.lanes))
+        now = [g.regs[r] for r in self.program.live(g.pc)]
+        before = self._spin_marks.get(key)
+        self._spin_marks[key] = (self.progress, now)
+        if len(self._spin_marks) > 4096:
+            self._spin_marks.clear()
+        if before is None or before[0] != self.progress:
+            return False
+        return all(_equal(a, b) for a, b in zip(before[1], now, strict=True))
+
+    def _wake_spinners(self) -> bool:
+        """Spinning groups run again once shared state has changed."""
+        ready = [g for seen, g in self.spinning if seen != self.progress]
+        self.spinning = [(seen, g) for seen, g in self.spinning if seen == self.progress]
+        for g in ready:
+            if self.clock is not None:
+                w = g.lanes.warp_slice
+                self.time[w] = np.maximum(self.settle(g), self.change_time)
+            self.runnable.append(g)
+        return bool(ready)
+
+    # ---------------------------------------------------------------- time
+
+    def settle(self, g: Group) -> Any:
+        """Charge the instructions since the last time this was asked; times of the group's warps."""
+        w = g.lanes.warp_slice
+        t = self.time[w]
+        if g.pending and self.clock is not None:
+            t = self.clock.issue(g.lanes.sm, t, g.pending)
+            self.time[w] = t
+        g.pending = 0.0
+        return t
+
+    def now(self, g: Group) -> Any:
+        """Cycles since the device's start, one per warp; refused under schedules without a clock."""
+        if self.clock is None:
+            raise Unsupported(
+                f"the '{self.schedule.name}' schedule has no clock; read %clock64 and %globaltimer under 'timed'",
+                rule="clock.none",
+            )
+        return self.settle(g) + self.start_cycle
+
+    def nanoseconds(self, cycles: Any) -> Any:
+        return cycles / self.cycles_per_ns
+
+    def advance(self, g: Group, cycles: float) -> None:
+        """The group's warps are busy for so long."""
+        if self.clock is not None:
+            self.time[g.lanes.warp_slice] = self.settle(g) + cycles
+
+    def lane_times(self, g: Group) -> Any:
+        """One time per lane; zeros under schedules without a clock."""
+        if self.clock is None:
+            return np.zeros(g.lanes.n)
+        return self.settle(g)[g.lanes.warp_index]
+
+    # ---------------------------------------------------------------- facts
+
+    def cta_coordinate(self, slots: Any, axis: int) -> Any:
+        """%ctaid along one axis of the CTAs in these slots."""
+        stride = (1, self.grid[0], self.grid[0] * self.grid[1])[axis]
+        return self.cta[slots] // stride % self.grid[axis]
+
+    def live_mask(self, warps: Any) -> Any:
+        """Bit mask of the lanes of each warp that have not exited."""
+        wpc, threads = self.geometry.warps_per_cta, self.geometry.threads
+        lane = np.arange(WARP_SIZE)
+        tid = (warps % wpc)[:, None] * WARP_SIZE + lane
+        ids = (warps // wpc)[:, None] * threads + np.minimum(tid, threads - 1)
+        return ((self.alive[ids] & (tid < threads)) << lane).sum(axis=1)
+
+    def memory_sectors(self, addr: Any, nbytes: int, lanes: LaneSet) -> Any:
+        return sectors_per_warp(addr, nbytes, lanes.warp_starts)
+
+    def name_lane(self, lane: int) -> str:
+        """ "CTA 3 thread 17" """
+        slot, tid = divmod(lane, self.geometry.threads)
+        return f"CTA {xyz(int(self.cta[slot]), self.grid)} thread {xyz(tid, self.block)}"
+
+    def here(self, g: Group) -> str:
+        """Label of the instruction being executed, for later reports."""
+        return self.line_of(g.pc)
+
+    def line_of(self, pc: int) -> str:
+        """ "copy.cu:41 (PTX line 120)" """
+        instr = self.kernel.instrs[pc]
+        return f"{instr.source} (PTX line {instr.line})" if instr.source else f"PTX line {instr.line}"
+
+    def report(self, finding: EmulationError) -> None:
+        """A strict finding: raise it, keep it or drop it, as the node was told."""
+        mode = str(self.device.strict)
+        if finding.severity is Severity.ERROR or mode == "error":
+            raise finding
+        if mode == "record":
+            if self.current is not None:
+                step = self.program.steps[self.current.pc]
+                if isinstance(step, Step):
+                    finding.locate(place(self, self.current, step, finding.index))
+            self.findings.append(finding)
+
+    def _finish(self) -> None:
+        """Totals: instructions by class from how often each step ran."""
+        for pc, step in enumerate(self.program.steps):
+            warps, lanes = self._visits[pc]
+            if not warps or step is None:
+                continue
+            last = step.end if isinstance(step, Segment) else pc + 1
+            for instr in self.kernel.instrs[pc:last]:
+                self.counters.warp_instructions += warps
+                self.counters.thread_instructions += lanes
+                self.counters.count_class(instruction_class(instr), warps)
+        self.end_time = max(self.end_time, float(self.time.max(initial=0.0)))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if a is None or b is None:
+        return False
+    return bool(np.array_equal(a, b))
+
+
+def instruction_class(instr: ast.Instr) -> str:
+    """Name under which an instruction is counted (docs/counting.md)."""
+    op, mods = instr.opcode, instr.modifiers
+    if op in ("ld", "st", "ldu"):
+        space = next((m.partition("::")[0] for m in mods if m.partition("::")[0] in ("global", "shared", "local", "param", "const")), "generic")
+        return f"{space} {'store' if op == 'st' else 'load'}"
+    if op in ("atom", "red"):
+        return "atomic"
+    if op == "cp":
+        if "commit_group" in mods or "wait_group" in mods or "wait_all" in mods:
+            return "copy group"
+        return "tma" if "bulk" in mods else "cp.async"
+    if op in ("bar", "barrier"):
+        return "barrier"
+    if op in ("mbarrier", "bra"):
+        return {"bra": "branch"}.get(op, op)
+    if op in ("ret", "exit"):
+        return "branch"
+    if op in ("fence", "membar"):
+        return "fence"
+    if op in ("elect", "vote", "shfl", "activemask"):
+        return "warp"
+    return "alu"
+
+
+def resident_ctas(spec: Any, threads: int, shared_bytes: int, registers: int | None) -> int:
+    """CTAs that fit on one SM: slots, threads, shared memory and (where known) registers."""
+    warps = -(-threads // WARP_SIZE)
+    limits = [spec.max_ctas_per_sm, spec.max_warps_per_sm // warps]
+    limits.append(spec.shared_bytes_per_sm // max(shared_bytes + spec.reserved_shared_bytes_per_block, 1))
+    if registers:
+        per_warp = -(-registers * WARP_SIZE // 256) * 256  # allocated in units of 256 registers per warp
+        limits.append(spec.registers_per_sm // (per_warp * warps))
+    fit = min(limits)
+    if fit < 1:
+        raise EmulationError(
+            f"a CTA of {threads} threads with {shared_bytes} bytes of shared memory and {registers or 'unknown'} "
+            "registers per thread does not fit on an SM; reduce one of them",
+            rule="launch.resources",
+        )
+    return fit

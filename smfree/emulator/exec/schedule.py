@@ -1,0 +1,199 @@
+"""Schedules: who runs next, and when asynchronous work completes.
+
+A kernel must be right under all of them. None is real hardware's; each is legal, and each shows another kind of
+mistake. ``timed`` alone has a clock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smfree.emulator.exec.lanes import Group, LaneSet, merge
+
+if TYPE_CHECKING:
+    from smfree.emulator.exec.launch import Launch
+
+SCHEDULES = ("timed", "min-pc", "producer-ahead", "async-earliest", "async-latest", "random")
+
+
+def make_schedule(name: str, seed: int = 0) -> Schedule:
+    """The schedule of this name; "random" is reproduced by its seed."""
+    kinds: dict[str, type[Schedule]] = {
+        "timed": Timed,
+        "min-pc": MinPC,
+        "producer-ahead": ProducerAhead,
+        "async-earliest": AsyncEarliest,
+        "async-latest": AsyncLatest,
+        "random": Random,
+    }
+    if name not in kinds:
+        raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)} (got '{name}')")
+    return kinds[name](seed)
+
+
+class Schedule:
+    """Lowest program counter first; copies complete, oldest first, only when nothing can run."""
+
+    name = "min-pc"
+    timed = False
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def initial(self, lanes: LaneSet) -> list[LaneSet]:
+        """How newly started lanes are grouped."""
+        return [lanes]
+
+    def before_pick(self, launch: Launch) -> None:
+        """Complete asynchronous work that this schedule lets happen now."""
+
+    def pick(self, launch: Launch) -> Group:
+        """Take the next group out of ``launch.runnable``, merged with others at its place."""
+        return take(launch, min(launch.runnable, key=lambda g: g.pc))
+
+    def switch(self, launch: Launch, g: Group) -> bool:
+        """Whether another group should run now instead of ``g``."""
+        return any(other.pc <= g.pc for other in launch.runnable)
+
+    def complete_some(self, launch: Launch) -> None:
+        """Nothing can run: complete some pending copy."""
+        batch = launch.copy.pending[0]
+        launch.copy.complete(batch, np.flatnonzero(~batch.done)[:1])
+
+
+class MinPC(Schedule):
+    """The default of untimed runs."""
+
+
+class AsyncEarliest(Schedule):
+    """Copies complete before anything else runs, though never at issue: the next step of the issuer may be first."""
+
+    name = "async-earliest"
+
+    def before_pick(self, launch: Launch) -> None:
+        for batch in list(launch.copy.pending):
+            launch.copy.complete(batch, np.flatnonzero(~batch.done))
+
+    def switch(self, launch: Launch, g: Group) -> bool:
+        return bool(launch.copy.pending) or super().switch(launch, g)
+
+
+class AsyncLatest(Schedule):
+    """Copies complete only when nothing can run, the newest first."""
+
+    name = "async-latest"
+
+    def complete_some(self, launch: Launch) -> None:
+        batch = launch.copy.pending[-1]
+        launch.copy.complete(batch, np.flatnonzero(~batch.done)[-1:])
+
+
+class ProducerAhead(Schedule):
+    """Whoever issues copies runs as far ahead as barriers let it; others only when it waits."""
+
+    name = "producer-ahead"
+
+    def pick(self, launch: Launch) -> Group:
+        issuers = launch.copy.issuing_warps
+
+        def rank(g: Group) -> tuple[bool, int]:
+            return (not bool(np.isin(g.lanes.warps, issuers).any()), -g.pc)
+
+        return take(launch, min(launch.runnable, key=rank))
+
+    def switch(self, launch: Launch, g: Group) -> bool:
+        issuers = launch.copy.issuing_warps
+        if np.isin(g.lanes.warps, issuers).any():
+            return False
+        return any(np.isin(other.lanes.warps, issuers).any() for other in launch.runnable)
+
+
+class Random(Schedule):
+    """Warps interleave at random at every visible instruction, copies complete at random moments, element by element."""
+
+    name = "random"
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.rng = np.random.default_rng(seed)
+
+    def initial(self, lanes: LaneSet) -> list[LaneSet]:
+        starts = [*lanes.warp_starts.tolist(), lanes.n]
+        return [lanes.geometry.lane_set(lanes.ids[a:b]) for a, b in zip(starts, starts[1:], strict=False)]
+
+    def before_pick(self, launch: Launch) -> None:
+        while launch.copy.pending and self.rng.random() < 0.25:
+            self.complete_some(launch)
+
+    def pick(self, launch: Launch) -> Group:
+        if launch.at_join and self.rng.random() < 0.1:
+            launch.release_joins([launch.at_join[int(self.rng.integers(len(launch.at_join)))]])
+        return launch.runnable.pop(int(self.rng.integers(len(launch.runnable))))
+
+    def switch(self, launch: Launch, g: Group) -> bool:
+        return self.rng.random() < 0.3
+
+    def complete_some(self, launch: Launch) -> None:
+        batch = launch.copy.pending[int(self.rng.integers(len(launch.copy.pending)))]
+        open_ = np.flatnonzero(~batch.done)
+        if not batch.kind.loads and self.rng.random() < 0.5:
+            batch.read_sources(open_)
+            return
+        launch.copy.complete(batch, open_[self.rng.random(len(open_)) < 0.5] if len(open_) > 1 else open_)
+
+
+class Timed(Schedule):
+    """The group whose slowest-behind warp has the least modelled time goes first; copies complete when they are due.
+
+    Groups within ``window_cycles`` of the least time may be run in one go, and copies due within it complete
+    together: every warp and barrier keeps its own exact time, only the order of handling is that coarse.
+    """
+
+    name = "timed"
+    timed = True
+    window_cycles = 400.0
+
+    def _times(self, launch: Launch, groups: list[Group]) -> list[float]:
+        return [float(launch.time[g.lanes.warp_slice].min()) for g in groups]
+
+    def before_pick(self, launch: Launch) -> None:
+        now = min(self._times(launch, launch.runnable), default=None)
+        if launch.at_join and now is not None:
+            times = self._times(launch, launch.at_join)
+            late = [g for g, t in zip(launch.at_join, times, strict=True) if t + self.window_cycles < now]
+            if late:
+                launch.release_joins(late)
+                now = min(times)
+        if launch.copy.pending and now is not None:
+            launch.copy.complete_due(now)
+
+    def pick(self, launch: Launch) -> Group:
+        groups = launch.runnable
+        if len(groups) == 1:
+            return groups.pop()
+        times = self._times(launch, groups)
+        limit = min(times) + self.window_cycles
+        return take(launch, min((g for g, t in zip(groups, times, strict=True) if t <= limit), key=lambda g: g.pc))
+
+    def switch(self, launch: Launch, g: Group) -> bool:
+        mine = float(launch.time[g.lanes.warp_slice].min())
+        if launch.copy.pending and launch.copy.next_time() <= mine:
+            return True
+        return any(t < mine - self.window_cycles or (o.pc <= g.pc and t <= mine + self.window_cycles)
+                   for o, t in zip(launch.runnable, self._times(launch, launch.runnable), strict=True))  # fmt: skip
+
+    def complete_some(self, launch: Launch) -> None:
+        launch.copy.complete_due(launch.copy.next_time() + self.window_cycles)
+
+
+def take(launch: Launch, chosen: Group) -> Group:
+    """Remove the chosen group from the runnable ones, merged with those at the same place and join."""
+    same = [g for g in launch.runnable if g.pc == chosen.pc and g.join is chosen.join]
+    if len(same) == 1:
+        launch.runnable.remove(chosen)
+        return chosen
+    ids = set(map(id, same))
+    launch.runnable = [g for g in launch.runnable if id(g) not in ids]
+    return merge(same, chosen.pc, launch.program.live(chosen.pc), chosen.join)

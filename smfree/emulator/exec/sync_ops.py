@@ -1,0 +1,257 @@
+"""Barriers, fences, mbarriers, exits (PTX ISA, "Parallel Synchronization" and "mbarrier")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smfree.emulator.errors import BarrierFault, EmulationError
+from smfree.emulator.exec.lanes import Group
+from smfree.emulator.exec.memory_ops import flat_addresses, resolve_generic
+from smfree.emulator.exec.table import Visible, visible
+from smfree.emulator.exec.warp import per_lane
+from smfree.emulator.ptx import ast
+
+if TYPE_CHECKING:
+    from smfree.emulator.exec.decode import Decoder
+
+NUM_HARDWARE_BARRIERS = 16
+
+
+@visible("ret", "exit")
+def leave(dec: Decoder, ins: ast.Instr) -> Visible:
+    launch = dec.launch
+    return lambda g: bool(launch.leave(g))
+
+
+@visible("trap", "brkpt")
+def trap(dec: Decoder, ins: ast.Instr) -> Visible:
+    text = ins.opcode
+
+    def act(g: Group) -> bool:
+        raise EmulationError(f"the kernel executed {text}", rule="trap", index=0)
+
+    return act
+
+
+@visible("nanosleep")
+def nanosleep(dec: Decoder, ins: ast.Instr) -> Visible:
+    dec.only("u32")
+    t, launch = dec.src(ins.operands[0], "u32"), dec.launch
+
+    def act(g: Group) -> bool:
+        launch.advance(g, float(np.max(g.regs[t])) * launch.cycles_per_ns)
+        return True
+
+    return act
+
+
+@visible("griddepcontrol")
+def griddepcontrol(dec: Decoder, ins: ast.Instr) -> Visible:
+    """Kernels run one after another here, so the primary has always completed: both forms pass at once."""
+    dec.only("wait", "launch_dependents")
+    return lambda g: True
+
+
+@visible("bar", "barrier")
+def barrier(dec: Decoder, ins: ast.Instr) -> Visible:
+    if any(m in ins.modifiers for m in ("cluster", "red")):
+        raise dec.refuse("barrier.cluster" if "cluster" in ins.modifiers else "barrier reduction")
+    launch = dec.launch
+    if "warp" in ins.modifiers:
+        dec.only("warp", "sync")
+        mask = dec.src(ins.operands[0], "b32")
+        return lambda g: bool(launch.sync.gather_warp(g, mask, _nothing))
+    dec.only("cta", "sync", "arrive", "aligned")
+    aligned = ins.opcode == "bar" or "aligned" in ins.modifiers
+    arrive = "arrive" in ins.modifiers
+    number = dec.src(ins.operands[0], "u32")
+    threads = dec.src(ins.operands[1], "u32") if len(ins.operands) > 1 else None
+
+    def act(g: Group) -> bool:
+        ids = g.regs[number]
+        first = int(ids[0]) if type(ids) is np.ndarray else int(ids)
+        if type(ids) is np.ndarray and (ids != first).any():
+            raise dec.refuse("a barrier number that differs between threads")
+        if first >= NUM_HARDWARE_BARRIERS:
+            raise BarrierFault(
+                f"barrier number must be 0..{NUM_HARDWARE_BARRIERS - 1} (got {first})", rule="bar.number", index=0
+            )
+        expected = None if threads is None else int(np.max(g.regs[threads]))
+        return bool(launch.sync.barrier(g, first, expected, aligned=aligned, arrive_only=arrive))
+
+    return act
+
+
+def _nothing(g: Group) -> None:
+    """bar.warp.sync moves no data."""
+
+
+@visible("membar", "fence")
+def fence(dec: Decoder, ins: ast.Instr) -> Visible:
+    """Generic fences wait for earlier stores; a proxy fence orders generic and async accesses."""
+    dec.only(
+        "cta", "gl", "sys", "gpu", "cluster", "sc", "acq_rel", "acquire", "release", "proxy", "async",
+        "async.global", "global", "async.shared::cta", "shared::cta", "shared::cluster", "mbarrier_init", "alias",
+        "generic",
+    )  # fmt: skip
+    if "tensormap::generic" in ins.modifiers or "alias" in ins.modifiers:
+        raise dec.refuse("this proxy fence")
+    launch = dec.launch
+    proxy = "proxy" in ins.modifiers
+    scope = next((m for m in ("sys", "gpu", "gl", "cluster") if m in ins.modifiers), "cta")
+    scope = {"gl": "gpu", "cluster": "cta"}.get(scope, scope)
+
+    def act(g: Group) -> bool:
+        launch.sync.fence(g, "proxy" if proxy else scope)
+        return True
+
+    return act
+
+
+def shared_keys(dec: Decoder, address: ast.Operand) -> Any:
+    """Function of a group giving the mbarrier keys at [address]; resolves generic addresses."""
+    base, offset = dec.address(address)
+    launch = dec.launch
+    named = any(m in dec.instr.modifiers for m in ("shared", "shared::cta"))
+    if "shared::cluster" in dec.instr.modifiers and dec.instr.opcode == "mbarrier":
+        raise dec.refuse("an mbarrier of another CTA")
+
+    def keys(g: Group) -> Any:
+        addr = flat_addresses(g, base, offset)
+        if not named:
+            space, addr = resolve_generic(launch, g, addr)
+            if space != "shared":
+                raise BarrierFault(
+                    f"an mbarrier lies in shared memory (the address is in {space} memory)", rule="mbarrier.space",
+                    index=0,
+                )  # fmt: skip
+        return launch.sync.mbarriers.keys(launch.memory.flat_shared(g, addr, 8))
+
+    return keys
+
+
+@visible("mbarrier")
+def mbarrier(dec: Decoder, ins: ast.Instr) -> Visible:
+    operation = ins.modifiers[0]
+    handler = _MBARRIER.get(operation)
+    if handler is None:
+        raise dec.refuse(f"mbarrier.{operation}")
+    action: Visible = handler(dec, ins)
+    return action
+
+
+_SCOPES = ("release", "acquire", "relaxed", "cta", "cluster", "shared", "shared::cta", "b64")
+
+
+def _init(dec: Decoder, ins: ast.Instr) -> Visible:
+    dec.only("init", "shared", "shared::cta", "b64")
+    keys, count, launch = shared_keys(dec, ins.operands[0]), dec.src(ins.operands[1], "u32"), dec.launch
+
+    def act(g: Group) -> bool:
+        launch.sync.mbarriers.init(keys(g), _ints(g, count), launch.lane_times(g))
+        launch.did_something()
+        return True
+
+    return act
+
+
+def _inval(dec: Decoder, ins: ast.Instr) -> Visible:
+    dec.only("inval", "shared", "shared::cta", "b64")
+    keys, launch = shared_keys(dec, ins.operands[0]), dec.launch
+
+    def act(g: Group) -> bool:
+        launch.sync.mbarriers.inval(keys(g))
+        launch.did_something()
+        return True
+
+    return act
+
+
+def _arrive(dec: Decoder, ins: ast.Instr) -> Visible:
+    dec.only("arrive", "arrive_drop", "expect_tx", "noComplete", *_SCOPES)
+    operands = list(ins.operands)
+    state = None
+    if not isinstance(operands[0], ast.Address):
+        target = operands.pop(0)
+        state = None if isinstance(target, ast.Sink) else dec.dst(target)
+    keys, launch = shared_keys(dec, operands[0]), dec.launch
+    number = dec.src(operands[1], "u32") if len(operands) > 1 else None
+    expects = "expect_tx" in ins.modifiers
+    drop, no_complete = "arrive_drop" in ins.modifiers, "noComplete" in ins.modifiers
+
+    def act(g: Group) -> bool:
+        amount = _ints(g, number) if number is not None else 1
+        before = launch.sync.arrive(
+            g, keys(g), 1 if expects else amount, expect_tx=amount if expects else None, drop=drop,
+            no_complete=no_complete,
+        )  # fmt: skip
+        if state is not None:
+            g.regs[state] = before
+        return True
+
+    return act
+
+
+def _expect_tx(dec: Decoder, ins: ast.Instr) -> Visible:
+    dec.only("expect_tx", "complete_tx", *_SCOPES)
+    keys, number, launch = shared_keys(dec, ins.operands[0]), dec.src(ins.operands[1], "u32"), dec.launch
+    complete = ins.modifiers[0] == "complete_tx"
+
+    def act(g: Group) -> bool:
+        change = launch.sync.mbarriers.complete_tx if complete else launch.sync.mbarriers.expect_tx
+        change(keys(g), _ints(g, number), launch.lane_times(g))
+        launch.sync.wake_mbarriers()
+        launch.did_something()
+        return True
+
+    return act
+
+
+def _pending_count(dec: Decoder, ins: ast.Instr) -> Visible:
+    dec.only("pending_count", "b64")
+    d, s, launch = dec.dst(ins.operands[0]), dec.src(ins.operands[1], "b64"), dec.launch
+
+    def act(g: Group) -> bool:
+        g.regs[d] = launch.sync.mbarriers.pending_count(per_lane(g.regs[s], g))
+        return True
+
+    return act
+
+
+def _wait(dec: Decoder, ins: ast.Instr) -> Visible:
+    """test_wait answers at once; try_wait may sleep until its phase completes or its time limit runs out."""
+    dec.only("try_wait", "test_wait", "parity", *_SCOPES)
+    may_sleep = ins.modifiers[0] == "try_wait"
+    by_parity = "parity" in ins.modifiers
+    d, address, operand, *hint = ins.operands
+    p = dec.dst(d)
+    keys, launch = shared_keys(dec, address), dec.launch
+    value = dec.src(operand, "u32" if by_parity else "b64")
+    limit = dec.src(hint[0], "u32") if hint else None
+
+    def act(g: Group) -> bool:
+        token = per_lane(g.regs[value], g)
+        limit_ns = None if limit is None else float(np.max(g.regs[limit]))
+        return bool(launch.sync.wait(g, p, keys(g), token, by_parity=by_parity, may_sleep=may_sleep, limit_ns=limit_ns))
+
+    return act
+
+
+def _ints(g: Group, register: int) -> Any:
+    value = g.regs[register]
+    return value.astype(np.int64) if type(value) is np.ndarray else int(value)
+
+
+_MBARRIER: dict[str, Any] = {
+    "init": _init,
+    "inval": _inval,
+    "arrive": _arrive,
+    "arrive_drop": _arrive,
+    "expect_tx": _expect_tx,
+    "complete_tx": _expect_tx,
+    "pending_count": _pending_count,
+    "test_wait": _wait,
+    "try_wait": _wait,
+}

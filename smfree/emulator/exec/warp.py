@@ -1,0 +1,138 @@
+"""Instructions in which the lanes of a warp act together: elect, vote, shuffle, warp barrier.
+
+The lanes named by the member mask must be in the group; a lane that is elsewhere makes the others wait for it
+(``Launch.gather_warp`` parks them and calls the action once all members are there).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smfree.emulator.exec.lanes import WARP_SIZE, Group
+from smfree.emulator.exec.table import Visible, arithmetic, visible
+from smfree.emulator.ptx import ast
+
+if TYPE_CHECKING:
+    from smfree.emulator.exec.decode import Decoder
+
+
+@arithmetic("activemask")
+def activemask(dec: Decoder, ins: ast.Instr) -> Any:
+    dec.only("b32")
+    d = dec.dst(ins.operands[0])
+
+    def act(r: list[Any], g: Group) -> None:
+        bits = np.left_shift(np.uint32(1), g.lanes.laneid.astype(np.uint32))
+        r[d] = np.bitwise_or.reduceat(bits, g.lanes.warp_starts)[g.lanes.warp_index]
+
+    return act
+
+
+def _sync(dec: Decoder, mask: int, act: Any) -> Visible:
+    """Run ``act(group)`` when every live member of each warp's mask is in the group."""
+    launch = dec.launch
+
+    def run(g: Group) -> bool:
+        return launch.sync.gather_warp(g, mask, act)
+
+    return run
+
+
+@visible("elect")
+def elect(dec: Decoder, ins: ast.Instr) -> Visible:
+    """The same mask always elects the same lane: the lowest member, as hardware is seen to do."""
+    dec.only("sync")
+    target, member = ins.operands
+    if not isinstance(target, ast.Pair):
+        raise dec.wrong("elect.sync writes d|p")
+    d = None if isinstance(target.first, ast.Sink) else dec.dst(target.first)
+    p = dec.dst(target.second)
+    mask = dec.src(member, "b32")
+
+    def act(g: Group) -> None:
+        masks = per_lane(g.regs[mask], g)
+        leader = lowest_bit(masks)
+        if d is not None:
+            g.regs[d] = leader
+        g.regs[p] = g.lanes.laneid == leader
+
+    return _sync(dec, mask, act)
+
+
+@visible("vote")
+def vote(dec: Decoder, ins: ast.Instr) -> Visible:
+    dec.only("sync", "all", "any", "uni", "ballot", "pred", "b32")
+    d = dec.dst(ins.operands[0])
+    source = ins.operands[1]
+    negated = isinstance(source, ast.Not)
+    p = dec.src(source.reg if isinstance(source, ast.Not) else source, "pred")
+    mask = dec.src(ins.operands[2], "b32")
+    mode = next(m for m in ins.modifiers if m in ("all", "any", "uni", "ballot"))
+
+    def act(g: Group) -> None:
+        mine = per_lane(g.regs[p], g)
+        mine = ~mine if negated else mine
+        bit = np.left_shift(np.uint32(1), g.lanes.laneid.astype(np.uint32))
+        ballot = np.bitwise_or.reduceat(np.where(mine, bit, np.uint32(0)), g.lanes.warp_starts)[g.lanes.warp_index]
+        members = per_lane(g.regs[mask], g)
+        if mode == "ballot":
+            g.regs[d] = ballot & members
+        elif mode == "all":
+            g.regs[d] = ballot & members == members
+        elif mode == "any":
+            g.regs[d] = ballot & members != 0
+        else:
+            g.regs[d] = (ballot & members == members) | (ballot & members == 0)
+
+    return _sync(dec, mask, act)
+
+
+@visible("shfl")
+def shuffle(dec: Decoder, ins: ast.Instr) -> Visible:
+    dec.only("sync", "up", "down", "bfly", "idx", "b32")
+    target, value, lane, clamp, member = ins.operands
+    first, second = (target.first, target.second) if isinstance(target, ast.Pair) else (target, None)
+    d = dec.dst(first)
+    p = None if second is None or isinstance(second, ast.Sink) else dec.dst(second)
+    a, b, c, mask = dec.src(value, "b32"), dec.src(lane, "b32"), dec.src(clamp, "b32"), dec.src(member, "b32")
+    mode = next(m for m in ins.modifiers if m in ("up", "down", "bfly", "idx"))
+
+    def act(g: Group) -> None:
+        me = g.lanes.laneid
+        control = per_lane(g.regs[c], g).astype(np.int64)
+        segment, limit = control >> 8 & 31, control & 31
+        by = per_lane(g.regs[b], g).astype(np.int64) & 31
+        highest = (me & segment) | (limit & ~segment)
+        if mode == "up":
+            source, ok = me - by, me - by >= highest
+        elif mode == "down":
+            source, ok = me + by, me + by <= highest
+        elif mode == "bfly":
+            source, ok = me ^ by, (me ^ by) <= highest
+        else:
+            source = (me & segment) | (by & ~segment)
+            ok = source <= highest
+        source = np.where(ok, source, me)
+        where = np.full(len(g.lanes.warps) * WARP_SIZE, -1)
+        where[g.lanes.warp_index * WARP_SIZE + me] = np.arange(g.lanes.n)
+        position = where[g.lanes.warp_index * WARP_SIZE + source]
+        if (position < 0).any():
+            raise dec.wrong("shfl.sync reads a lane that is not taking part; its value is undefined")
+        g.regs[d] = per_lane(g.regs[a], g)[position]
+        if p is not None:
+            g.regs[p] = ok
+
+    return _sync(dec, mask, act)
+
+
+def per_lane(value: Any, g: Group) -> Any:
+    """A column of this value, also when it is uniform."""
+    return value if type(value) is np.ndarray else np.full(g.lanes.n, value)
+
+
+def lowest_bit(masks: Any) -> Any:
+    """Index of the lowest set bit of each uint32 (32 where there is none)."""
+    low = masks & (~masks + np.uint32(1))
+    return np.where(masks == 0, np.uint32(32), np.log2(np.maximum(low, 1)).astype(np.uint32))
