@@ -254,6 +254,11 @@ class TritonSource:
         """The function's name, which is the kernel's."""
         return str(self.fn.__name__)
 
+    @property
+    def runtime_names(self) -> tuple[str, ...]:
+        """The arguments of a launch, in order: everything that is no constant."""
+        return tuple(name for name, kind in self.signature if kind != "constexpr")
+
     def stamp(self) -> str:
         """Changes when the function or anything it calls does."""
         return str(self.fn.cache_key)

@@ -27,7 +27,7 @@ def wrap(device: Device, thing: Any) -> DeviceArray:
     if read_only:
         raise ArrayError("the array is read-only (its __cuda_array_interface__ says so); pass a writable one")
     strides = interface.get("strides")
-    if strides is not None and math.prod(shape) and tuple(strides) != _dense(shape, dtype.itemsize):
+    if strides is not None and 0 not in shape and tuple(strides) != _dense(shape, dtype.itemsize):
         raise ArrayError(
             f"the array is strided (shape {shape}, strides {tuple(strides)} bytes); make it contiguous"
         )

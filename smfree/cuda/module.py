@@ -92,10 +92,13 @@ class Kernel:
         )
         self._dynamic_limit = 0
         self._wide_cluster = False
-        if not module.device.is_emulated:  # lazy loading would otherwise fall into the first timed launch
-            load = getattr(module.device.calls.driver, "cuFuncLoad", None)
-            if load is not None:
-                module.device.calls("cuFuncLoad", self.handle, name=facts.name)
+        driver = module.device.calls.driver
+        if module.device.is_emulated:  # PTX tells neither
+            driver.describe_function(
+                self.handle, registers=max(facts.registers, 1), local_bytes=facts.local_bytes
+            )
+        elif hasattr(driver, "cuFuncLoad"):  # lazy loading would otherwise fall into the first timed launch
+            module.device.calls("cuFuncLoad", self.handle, name=facts.name)
 
     @property
     def name(self) -> str:

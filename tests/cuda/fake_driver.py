@@ -1,0 +1,152 @@
+"""A driver that does what it is told: host memory for device memory, a log of calls, failures on demand."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from cuda.bindings import driver as cuda
+
+SUCCESS = cuda.CUresult.CUDA_SUCCESS
+ATTRIBUTES = {
+    "COMPUTE_CAPABILITY_MAJOR": 9,
+    "COMPUTE_CAPABILITY_MINOR": 0,
+    "MULTIPROCESSOR_COUNT": 132,
+    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 * 1024,
+    "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 228 * 1024,
+    "RESERVED_SHARED_MEMORY_PER_BLOCK": 1024,
+    "MAX_REGISTERS_PER_MULTIPROCESSOR": 65536,
+    "MAX_REGISTERS_PER_BLOCK": 65536,
+    "MAX_THREADS_PER_BLOCK": 1024,
+    "MAX_THREADS_PER_MULTIPROCESSOR": 2048,
+    "MAX_BLOCKS_PER_MULTIPROCESSOR": 32,
+    "MAX_GRID_DIM_X": 2**31 - 1,
+    "MAX_GRID_DIM_Y": 65535,
+    "MAX_GRID_DIM_Z": 65535,
+    "MAX_BLOCK_DIM_X": 1024,
+    "MAX_BLOCK_DIM_Y": 1024,
+    "MAX_BLOCK_DIM_Z": 64,
+    "L2_CACHE_SIZE": 50 * 2**20,
+    "CLOCK_RATE": 1_980_000,
+    "MEMORY_CLOCK_RATE": 2_619_000,
+    "GLOBAL_MEMORY_BUS_WIDTH": 5120,
+    "COOPERATIVE_LAUNCH": 1,
+}
+_ENCODE = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_uint32,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_uint64),
+    ctypes.POINTER(ctypes.c_uint64),
+    ctypes.POINTER(ctypes.c_uint32),
+    ctypes.POINTER(ctypes.c_uint32),
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+)
+
+
+class FakeDriver:
+    """Stands in for ``cuda.bindings.driver`` as a *real* driver would be used (cubins, function pointers).
+
+    ``fail[api] = code`` makes a call fail from then on; ``log`` holds (api, arguments) of every call.
+    """
+
+    def __init__(self, **attributes: int) -> None:
+        self.attributes = ATTRIBUTES | attributes
+        self.fail: dict[str, Any] = {}
+        self.log: list[tuple[str, tuple[Any, ...]]] = []
+        self.memory: dict[int, Any] = {}
+        self.blocks_per_sm = 2
+        self.maps: list[dict[str, Any]] = []
+        self.version = 13000
+        self._encode = _ENCODE(self._encode_tiled)
+        self._handles = iter(range(0x1000, 2**31, 16))
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu") or name[2].islower():
+            return getattr(cuda, name)
+        if not hasattr(cuda, name):
+            raise AttributeError(name)
+        answer = self.answers().get(name, lambda *args: ())
+
+        def call(*args: Any) -> tuple[Any, ...]:
+            self.log.append((name, args))
+            if name in self.fail:
+                return (self.fail[name], None)
+            return (SUCCESS, *answer(*args))
+
+        return call
+
+    def calls(self, name: str) -> list[tuple[Any, ...]]:
+        """The arguments of every call of one function."""
+        return [args for api, args in self.log if api == name]
+
+    def answers(self) -> dict[str, Callable[..., tuple[Any, ...]]]:
+        """What the functions return beside success."""
+        handle = lambda *args: (next(self._handles),)  # noqa: E731
+        return {
+            "cuDeviceGetCount": lambda: (1,),
+            "cuDeviceGet": lambda ordinal: (ordinal,),
+            "cuDeviceGetName": lambda size, device: (b"Fake H100\0\0",),
+            "cuDeviceTotalMem": lambda device: (80 * 2**30,),
+            "cuDeviceGetAttribute": lambda a, device: (self.attributes[a.name[len("CU_DEVICE_ATTRIBUTE_") :]],),
+            "cuDriverGetVersion": lambda: (self.version,),
+            "cuDevicePrimaryCtxRetain": handle,
+            "cuStreamCreate": handle,
+            "cuEventCreate": handle,
+            "cuEventElapsedTime": lambda a, b: (0.25,),
+            "cuModuleLoadData": handle,
+            "cuModuleGetFunction": handle,
+            "cuMemAlloc": self._alloc,
+            "cuMemHostAlloc": lambda size, flags: self._alloc(size),
+            "cuMemHostGetDevicePointer": lambda ptr, flags: (ptr + 2**40,),
+            "cuMemFree": self._free,
+            "cuMemFreeHost": self._free,
+            "cuMemcpyHtoD": self._copy,
+            "cuMemcpyHtoDAsync": self._copy,
+            "cuMemcpyDtoH": self._copy,
+            "cuMemcpyDtoHAsync": self._copy,
+            "cuMemcpyDtoDAsync": self._copy,
+            "cuMemsetD8Async": lambda dst, byte, n, stream: (ctypes.memset(dst, byte, n), ())[1],
+            "cuPointerGetAttribute": lambda attribute, ptr: (0,),
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor": lambda f, threads, shared: (self.blocks_per_sm,),
+            "cuOccupancyMaxActiveClusters": lambda f, config: (16,),
+            "cuGetProcAddress": lambda *args: (ctypes.cast(self._encode, ctypes.c_void_p).value, 0),
+        }
+
+    def _alloc(self, size: int) -> tuple[int]:
+        buffer = (ctypes.c_uint8 * (size + 256))()
+        address = -(-ctypes.addressof(buffer) // 256) * 256
+        self.memory[address] = buffer
+        return (address,)
+
+    def _free(self, address: int) -> tuple[()]:
+        del self.memory[address]
+        return ()
+
+    @staticmethod
+    def _copy(dst: int, src: int, size: int, *stream: Any) -> tuple[()]:
+        ctypes.memmove(dst, src, size)
+        return ()
+
+    def _encode_tiled(self, *args: Any) -> int:
+        address, data_type, rank, base, dims, strides, box, steps, interleave, swizzle, l2, fill = args
+        self.maps.append(
+            {
+                "address": address,
+                "data_type": data_type,
+                "base": base,
+                "dims": dims[:rank],
+                "strides": strides[: rank - 1],
+                "box": box[:rank],
+                "element_strides": steps[:rank],
+                "rest": (interleave, swizzle, l2, fill),
+            }
+        )
+        ctypes.memset(address, len(self.maps) % 256, 128)
+        return int(self.fail.get("cuTensorMapEncodeTiled", SUCCESS))

@@ -1,0 +1,61 @@
+"""Small kernels that the tests of the host side compile."""
+
+from __future__ import annotations
+
+from smfree.cuda import CudaSource
+
+COPY = """
+extern "C" __global__ void copy_words(unsigned* dst, const unsigned* src, unsigned n) {
+  for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) dst[i] = src[i];
+}
+"""
+ABI = """
+struct alignas(64) Map { unsigned long long opaque[16]; };
+extern "C" __global__ void abi(unsigned char a, unsigned long long* b, const __grid_constant__ Map map,
+                               unsigned short c, float4 d, unsigned char e, double f) {
+  b[0] = a; b[1] = map.opaque[0]; b[2] = map.opaque[15]; b[3] = c; b[4] = (unsigned long long)d.x;
+  b[5] = (unsigned long long)d.w; b[6] = e; b[7] = (unsigned long long)f;
+}
+"""
+DYNAMIC = """
+extern "C" __global__ void reverse(unsigned* dst, const unsigned* src, unsigned n) {
+  extern __shared__ unsigned words[];
+  for (unsigned i = threadIdx.x; i < n; i += blockDim.x) words[i] = src[i];
+  __syncthreads();
+  for (unsigned i = threadIdx.x; i < n; i += blockDim.x) dst[i] = words[n - 1 - i];
+}
+"""
+CLUSTER = """
+extern "C" __global__ void __cluster_dims__(2, 1, 1) paired(unsigned* p) { p[blockIdx.x] = blockIdx.x; }
+"""
+FACTS = """
+extern "C" __global__ void plain(float* p) { p[threadIdx.x] = 1.f; }
+extern "C" __global__ void shared(float* p) {
+  __shared__ float s[300];
+  s[threadIdx.x] = p[threadIdx.x];
+  __syncthreads();
+  p[threadIdx.x] = s[255 - threadIdx.x];
+}
+extern "C" __global__ void __launch_bounds__(1024, 2) spills(float* p, int n) {
+  float a[64];
+#pragma unroll
+  for (int i = 0; i < 64; i++) a[i] = p[i * 1024 + threadIdx.x];
+  for (int k = 0; k < n; k++) {
+#pragma unroll
+    for (int i = 0; i < 64; i++) a[i] = a[i] * a[(i * 7 + 1) % 64] + p[k + i];
+  }
+#pragma unroll
+  for (int i = 0; i < 64; i++) p[i * 1024 + threadIdx.x] = a[i];
+}
+extern "C" __global__ void local(float* p, int n) {
+  float a[64];
+  for (int i = 0; i < 64; i++) a[i] = p[i];
+  for (int i = 0; i < n; i++) a[(i * i) & 63] += 1;
+  p[n] = a[n & 63];
+}
+"""
+
+
+def source(text: str, **defines: object) -> CudaSource:
+    """A source from text, named ``test/kernel.cu``."""
+    return CudaSource("test/kernel.cu", defines, text=text)
