@@ -1,4 +1,5 @@
-"""Integer, logic, comparison and single/double precision arithmetic (PTX ISA, "Integer/Floating Point/Logic")."""
+"""Integer, logic, comparison and single/double precision arithmetic (PTX ISA, "Integer/Floating
+Point/Logic")."""
 
 from __future__ import annotations
 

@@ -125,7 +125,9 @@ def _bulk(dec: Decoder, ins: ast.Instr) -> Visible:
         return act_load
 
     def act_store(g: Group) -> bool:
-        launch.copy.bulk_store(g, flat_addresses(g, d_base, d_off), flat_addresses(g, s_base, s_off), _ints(g, nbytes))
+        launch.copy.bulk_store(
+            g, flat_addresses(g, d_base, d_off), flat_addresses(g, s_base, s_off), _ints(g, nbytes)
+        )
         return True
 
     return act_store
@@ -170,7 +172,8 @@ def map_in_params(addresses: Any) -> int | None:
     window = int(addresses[0]) // WINDOW_BYTES
     if window == LOCAL_WINDOW // WINDOW_BYTES:
         raise CopyFault(
-            "the tensor map lies in local memory: the compiler copied a by-value parameter there, and the copy is "
+            "the tensor map lies in local memory: the compiler copied a by-value parameter there, and "
+            "the copy is "
             "not visible to the TMA; declare the kernel parameter `const __grid_constant__`",
             rule="tensormap.local",
             index=0,
@@ -178,5 +181,7 @@ def map_in_params(addresses: Any) -> int | None:
     if window != PARAM_WINDOW // WINDOW_BYTES:
         return None
     if (addresses != addresses[0]).any():
-        raise CopyFault("one tensor copy uses several maps at once, which is not modelled", rule="tensormap.mixed")
+        raise CopyFault(
+            "one tensor copy uses several maps at once, which is not modelled", rule="tensormap.mixed"
+        )
     return int(addresses[0]) - PARAM_WINDOW

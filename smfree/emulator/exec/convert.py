@@ -84,7 +84,9 @@ def cvt(dec: Decoder, ins: ast.Instr) -> Arithmetic:
         y = convert(x)
         wide = y.view(storage(to))
         if final is not storage(to):  # a wider destination register is sign- or zero-extended
-            wide = y.astype(np.dtype(f"i{np.dtype(final).itemsize}")).view(final) if sign else wide.astype(final)
+            wide = (
+                y.astype(np.dtype(f"i{np.dtype(final).itemsize}")).view(final) if sign else wide.astype(final)
+            )
         r[d] = wide
 
     return act
@@ -106,7 +108,14 @@ def _conversion(dec: Decoder, source: str, to: str, out: Any) -> Any:
         if source[0] == "f" and any(m in mods for m in ("rzi", "rni", "rmi", "rpi")):
             raise dec.refuse("rounding to an integral float")
         return lambda x: x.astype(out)
-    round_to: Any = next((f for m, f in (("rzi", np.trunc), ("rni", np.rint), ("rmi", np.floor), ("rpi", np.ceil)) if m in mods), None)
+    round_to: Any = next(
+        (
+            f
+            for m, f in (("rzi", np.trunc), ("rni", np.rint), ("rmi", np.floor), ("rpi", np.ceil))
+            if m in mods
+        ),
+        None,
+    )
     if round_to is None:
         raise dec.wrong("a conversion from float to integer needs .rzi, .rni, .rmi or .rpi")
     info = np.iinfo(out)
@@ -114,8 +123,12 @@ def _conversion(dec: Decoder, source: str, to: str, out: Any) -> Any:
     def clamp(x: Any) -> Any:
         """Out of range goes to the nearest limit, NaN to 0 (PTX ISA, cvt)."""
         v = np.nan_to_num(round_to(x.astype(np.float64)), nan=0.0)
-        y = np.clip(v, float(info.min), np.nextafter(float(info.max), 0) if info.bits == 64 else float(info.max))
-        y = np.where(v >= float(info.max), info.max, np.where(v <= float(info.min), info.min, y.astype(out))).astype(out)
+        y = np.clip(
+            v, float(info.min), np.nextafter(float(info.max), 0) if info.bits == 64 else float(info.max)
+        )
+        y = np.where(
+            v >= float(info.max), info.max, np.where(v <= float(info.min), info.min, y.astype(out))
+        ).astype(out)
         return y if y.ndim else out(y)
 
     return clamp

@@ -19,7 +19,8 @@ TENSOR_MAP_BYTES = 128
 
 
 class CopyUnit:
-    """Copies of one launch. ``pending`` holds the batches that have elements not yet complete, oldest first."""
+    """Copies of one launch. ``pending`` holds the batches that have elements not yet complete, oldest
+    first."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
@@ -65,7 +66,9 @@ class CopyUnit:
             batch.complete_at[:] = batch.read_at[:] = done[lanes.warp_index]
         else:
             self._remember_issuers(g)
-            self.pending.append(batch)  # under the clock only a wait completes it: nobody else may look earlier
+            self.pending.append(
+                batch
+            )  # under the clock only a wait completes it: nobody else may look earlier
 
     def bulk_load(self, g: Group, dst: Any, src: Any, nbytes: Any, barrier: Any) -> None:
         launch, lanes = self.launch, g.lanes
@@ -93,7 +96,9 @@ class CopyUnit:
         tensor = self._map(maps)
         flat = launch.memory.flat_shared(g, dst, tensor.box_bytes)
         keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(g, barrier, 8))
-        batch = self.engine.tensor_load(lanes.ids, flat, maps, coords, keys, maps=tensor, label=launch.here(g))
+        batch = self.engine.tensor_load(
+            lanes.ids, flat, maps, coords, keys, maps=tensor, label=launch.here(g)
+        )
         if launch.clock is not None:
             self._time_load(g, batch, self._tensor_hits(tensor, coords, write=False), tensor=True)
         self._issued(g, batch)
@@ -116,7 +121,8 @@ class CopyUnit:
         offset = map_in_params(addresses)
         if offset is None:
             raise Unsupported(
-                "tensor maps in device memory are not modelled yet; pass the map as a __grid_constant__ parameter",
+                "tensor maps in device memory are not modelled yet; pass the map as a __grid_constant__ "
+                "parameter",
                 rule="unsupported",
             )
         if offset not in self._maps:
@@ -170,7 +176,8 @@ class CopyUnit:
     # ---------------------------------------------------------------- completion
 
     def wait_group(self, g: Group, number: int | None, *, bulk: bool, read: bool) -> None:
-        """cp.async[.bulk].wait_group N / wait_all: what it covers completes now, and the warp's time moves on."""
+        """cp.async[.bulk].wait_group N / wait_all: what it covers completes now, and the warp's time moves
+        on."""
         launch, lanes = self.launch, g.lanes
         groups = self.bulk_groups if bulk else self.cp_groups
         upto = groups.upto_all(lanes.ids) if number is None else groups.upto(lanes.ids, number)

@@ -95,7 +95,8 @@ class Decoder:
     def refuse(self, what: str) -> Unsupported:
         """The error for an instruction form the emulator does not model."""
         return Unsupported(
-            f"PTX line {self.instr.line} ({self.instr.source or 'no source line'}): `{self.instr.text}`: {what} "
+            f"PTX line {self.instr.line} ({self.instr.source or 'no source line'}): `{self.instr.text}`: "
+            f"{what} "
             "is not modelled by the emulator; see docs/emulator.md, or add a handler (CONTRIBUTING.md)",
             rule="unsupported",
         )
@@ -212,7 +213,9 @@ class Decoder:
         """Decode the whole kernel."""
         flow = analyse(self.kernel)
         instrs = self.kernel.instrs
-        decoded: list[tuple[Arithmetic, frozenset[int]] | Step] = [self._decode(pc, flow) for pc in range(len(instrs))]
+        decoded: list[tuple[Arithmetic, frozenset[int]] | Step] = [
+            self._decode(pc, flow) for pc in range(len(instrs))
+        ]
         leaders = set(flow.leaders)
         steps: list[Segment | Step | None] = []
         for pc, item in enumerate(decoded):
@@ -239,7 +242,7 @@ class Decoder:
                 raise self.wrong("bra needs a label")
             target = self.kernel.labels[label.name]
             sources = frozenset(self._sources)
-            return Step(instr, None, guard, negated, sources, target, flow.ipdom.get(pc))
+            return Step(instr, None, guard, negated, sources, target, flow.ipdom_pc.get(pc))
         entry = HANDLERS.get(instr.opcode)
         if entry is None:
             raise self.refuse(f"opcode {instr.opcode}")
@@ -293,7 +296,8 @@ def _as_visible(action: Arithmetic) -> Visible:
 
 
 def _guarded(action: Arithmetic, guard: int, negated: bool, destinations: tuple[int, ...]) -> Arithmetic:
-    """Arithmetic has no side effects, so a mixed guard computes everywhere and keeps the old value elsewhere."""
+    """Arithmetic has no side effects, so a mixed guard computes everywhere and keeps the old value
+    elsewhere."""
 
     def guarded(regs: list[Any], group: Group) -> None:
         mask = regs[guard]

@@ -1,7 +1,8 @@
 """Lanes (threads), the groups that run together, and the joins where divergent groups meet again.
 
 A launch numbers the threads of its resident CTAs 0..N-1: lane = slot * threads_per_cta + thread. A
-:class:`LaneSet` is an immutable, ascending set of them with everything that can be derived from it cached; the
+:class:`LaneSet` is an immutable, ascending set of them with everything that can be derived from it cached;
+the
 :class:`Geometry` interns them, so that a loop that splits the same way a thousand times derives it once.
 """
 
@@ -186,7 +187,8 @@ def _index(mask: Bools) -> slice | Ints:
 class Join:
     """Where the parts of a divergent branch meet again: its immediate post-dominator.
 
-    Waiting there is a courtesy that lets lanes run together; the scheduler breaks it whenever nothing else can
+    Waiting there is a courtesy that lets lanes run together; the scheduler breaks it whenever nothing else
+    can
     run, so every thread makes progress by itself.
     """
 
@@ -230,7 +232,8 @@ class Group:
 
 
 def merge(groups: list[Group], pc: int, live: tuple[int, ...], join: Join | None) -> Group:
-    """One group of several at ``pc``. Registers that no part changed since the split are taken from before it."""
+    """One group of several at ``pc``. Registers that no part changed since the split are taken from before
+    it."""
     geometry = groups[0].lanes.geometry
     lanes, places = geometry.union([g.lanes for g in groups])
     origin = groups[0].origin

@@ -1,8 +1,11 @@
 """One kernel launch: residency, the run loop, divergence, time.
 
-The loop is event-driven. Runnable groups are run one at a time, the schedule choosing which; a group that must
-wait is parked by what it waits for and resumed by whoever satisfies it. When nothing can run, what was held back
-by courtesy (joins) goes on, then pending copies complete, then sleeping waits time out; what still waits after
+The loop is event-driven. Runnable groups are run one at a time, the schedule choosing which; a group that
+must
+wait is parked by what it waits for and resumed by whoever satisfies it. When nothing can run, what was held
+back
+by courtesy (joins) goes on, then pending copies complete, then sleeping waits time out; what still waits
+after
 that is a deadlock, exactly.
 """
 
@@ -30,7 +33,14 @@ from smfree.emulator.ptx import ast
 if TYPE_CHECKING:
     from smfree.emulator.node import DeviceState
 
-OPCODE_FAMILIES = (arith, async_ops, convert, memory_ops, sync_ops, warp)  # importing them fills the opcode table
+OPCODE_FAMILIES = (
+    arith,
+    async_ops,
+    convert,
+    memory_ops,
+    sync_ops,
+    warp,
+)  # importing them fills the opcode table
 DEFAULT_TRY_WAIT_NS = 1000.0  # the ISA leaves the limit to the system; only a hang ever sees it
 MAX_TIME_OUTS = 10_000
 SHARED_GRANULE = 1024
@@ -228,7 +238,11 @@ class Launch:
                 if met is None:
                     return
                 g = met
-            if type(step) is not Segment and (self.runnable or self.copy.pending) and self.schedule.switch(self, g):
+            if (
+                type(step) is not Segment
+                and (self.runnable or self.copy.pending)
+                and self.schedule.switch(self, g)
+            ):
                 self.runnable.append(g)
                 return
 
@@ -275,7 +289,9 @@ class Launch:
             if type(taken) is np.ndarray:
                 hits = int(np.count_nonzero(taken))
                 if 0 < hits < g.lanes.n:
-                    yes, no = self._split(g, ~taken if step.negated else taken, step.join, step.target, pc + 1)
+                    yes, no = self._split(
+                        g, ~taken if step.negated else taken, step.join, step.target, pc + 1
+                    )
                     self._enqueue(no)
                     self._enqueue(yes)
                     return None
@@ -293,7 +309,9 @@ class Launch:
 
     # ---------------------------------------------------------------- divergence
 
-    def _split(self, g: Group, mask: Any, join_pc: int | None, yes_pc: int, no_pc: int) -> tuple[Group, Group]:
+    def _split(
+        self, g: Group, mask: Any, join_pc: int | None, yes_pc: int, no_pc: int
+    ) -> tuple[Group, Group]:
         """Two groups of one; they meet again at ``join_pc`` where the program has such a place."""
         yes_lanes, no_lanes, yes_index, no_index = g.lanes.split(mask)
         join = g.join
@@ -325,7 +343,8 @@ class Launch:
         return self.part_mask(g, open_slots[lanes.slot])
 
     def _meet(self, g: Group) -> Group | None:
-        """Arrive at the group's join: the merged group if all are there, else None (it waits, as a courtesy)."""
+        """Arrive at the group's join: the merged group if all are there, else None (it waits, as a
+        courtesy)."""
         while (join := g.join) is not None and join.pc == g.pc:
             join.arrived.append(g)
             join.missing -= g.lanes.n
@@ -403,7 +422,9 @@ class Launch:
         lanes = g.lanes
         if self.clock is not None:
             t = self.settle(g)
-            self.end_time = max(self.end_time, float(t.max()), float(self.memory.performed[lanes.warp_slice].max()))
+            self.end_time = max(
+                self.end_time, float(t.max()), float(self.memory.performed[lanes.warp_slice].max())
+            )
         self.alive[lanes.ids] = False
         self.live[lanes.slots] -= lanes.slot_counts
         self.did_something()
@@ -481,7 +502,8 @@ class Launch:
         """Cycles since the device's start, one per warp; refused under schedules without a clock."""
         if self.clock is None:
             raise Unsupported(
-                f"the '{self.schedule.name}' schedule has no clock; read %clock64 and %globaltimer under 'timed'",
+                f"the '{self.schedule.name}' schedule has no clock; read %clock64 and %globaltimer under "
+                "'timed'",
                 rule="clock.none",
             )
         return self.settle(g) + self.start_cycle
@@ -570,7 +592,14 @@ def instruction_class(instr: ast.Instr) -> str:
     """Name under which an instruction is counted (docs/counting.md)."""
     op, mods = instr.opcode, instr.modifiers
     if op in ("ld", "st", "ldu"):
-        space = next((m.partition("::")[0] for m in mods if m.partition("::")[0] in ("global", "shared", "local", "param", "const")), "generic")
+        space = next(
+            (
+                m.partition("::")[0]
+                for m in mods
+                if m.partition("::")[0] in ("global", "shared", "local", "param", "const")
+            ),
+            "generic",
+        )
         return f"{space} {'store' if op == 'st' else 'load'}"
     if op in ("atom", "red"):
         return "atomic"
@@ -602,7 +631,8 @@ def resident_ctas(spec: Any, threads: int, shared_bytes: int, registers: int | N
     fit = min(limits)
     if fit < 1:
         raise EmulationError(
-            f"a CTA of {threads} threads with {shared_bytes} bytes of shared memory and {registers or 'unknown'} "
+            f"a CTA of {threads} threads with {shared_bytes} bytes of shared memory and "
+            f"{registers or 'unknown'} "
             "registers per thread does not fit on an SM; reduce one of them",
             rule="launch.resources",
         )

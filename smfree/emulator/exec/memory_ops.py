@@ -149,7 +149,8 @@ def _load_param(
                 raw = launch.params[at + i * size : at + (i + 1) * size]
                 if len(raw) != size:
                     raise MemoryFault(
-                        f"ld.param reads bytes {at}..{at + size} of an argument block of {len(launch.params)}",
+                        f"ld.param reads bytes {at}..{at + size} of an argument block of "
+                        f"{len(launch.params)}",
                         rule="memory.param",
                     )
                 value = np.frombuffer(raw, kind)
@@ -190,7 +191,9 @@ def store(dec: Decoder, ins: ast.Instr) -> Visible:
         elif where == "local":
             launch.memory.store_local(g, addr, values)
         else:
-            raise MemoryFault("a store to the parameter window: kernel arguments are read-only", rule="memory.param")
+            raise MemoryFault(
+                "a store to the parameter window: kernel arguments are read-only", rule="memory.param"
+            )
         return True
 
     return act
@@ -205,7 +208,9 @@ def _columns(g: Group, sources: list[int], kind: Any) -> Any:
         if block.ndim == 2 and block.shape[1] == k and block.shape[0] == g.lanes.n and block.dtype == kind:
             origin = block.ctypes.data
             if all(
-                type(c := g.regs[s]) is np.ndarray and c.base is block and c.ctypes.data == origin + i * block.itemsize
+                type(c := g.regs[s]) is np.ndarray
+                and c.base is block
+                and c.ctypes.data == origin + i * block.itemsize
                 for i, s in enumerate(sources)
             ):
                 return block

@@ -117,7 +117,8 @@ class MemoryUnit:
         if int(addr.min()) < 0 or int(addr.max()) + nbytes > limit:
             bad = int(np.flatnonzero((addr < 0) | (addr + nbytes > limit))[0])
             raise MemoryFault(
-                f"shared access of {nbytes} bytes at offset 0x{int(addr[bad]):x} leaves the {limit} bytes this CTA has; "
+                f"shared access of {nbytes} bytes at offset 0x{int(addr[bad]):x} leaves the {limit} bytes "
+                "this CTA has; "
                 "check the index, or launch with more dynamic shared memory",
                 rule="shared.bounds",
                 index=bad,
@@ -152,7 +153,9 @@ class MemoryUnit:
 
     def _wavefronts(self, g: Group, addr: Any, nbytes: int) -> Any:
         lanes = g.lanes
-        return wavefronts_per_warp(addr, nbytes, lanes.warp_starts, None if lanes.full_warps else lanes.laneid)
+        return wavefronts_per_warp(
+            addr, nbytes, lanes.warp_starts, None if lanes.full_warps else lanes.laneid
+        )
 
     def _local_space(self) -> SharedMemory:
         if self.local is None:
@@ -184,7 +187,8 @@ class MemoryUnit:
         block = np.frombuffer(self.launch.params, np.uint8)
         if int(offsets.min()) < 0 or int(offsets.max()) + nbytes > len(block):
             raise MemoryFault(
-                f"a read of {nbytes} bytes leaves the {len(block)} bytes of kernel arguments", rule="memory.param"
+                f"a read of {nbytes} bytes leaves the {len(block)} bytes of kernel arguments",
+                rule="memory.param",
             )
         return np.ascontiguousarray(block[offsets[:, None] + np.arange(nbytes)])
 

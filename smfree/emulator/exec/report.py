@@ -70,7 +70,9 @@ def waiting_threads(launch: Launch, g: Group, chosen: Any = None) -> list[str]:
     for s in np.unique(slot):
         mine = tid[slot == s]
         threads = "thread" if len(mine) == 1 else "threads"
-        out.append(f"CTA {xyz(int(launch.cta[s]), launch.grid)} {threads} {_ranges(mine)} at {launch.line_of(g.pc)}")
+        out.append(
+            f"CTA {xyz(int(launch.cta[s]), launch.grid)} {threads} {_ranges(mine)} at {launch.line_of(g.pc)}"
+        )
     return out
 
 
@@ -81,12 +83,16 @@ def deadlock(launch: Launch) -> Deadlock:
     lines += _barrier_lines(launch)
     lines += _warp_lines(launch)
     for _, g in launch.spinning:
-        lines.append("spinning on memory that nobody will change: " + "; ".join(_few(waiting_threads(launch, g))))
+        lines.append(
+            "spinning on memory that nobody will change: " + "; ".join(_few(waiting_threads(launch, g)))
+        )
     if launch.next_cta < launch.num_ctas:
         first, last = launch.next_cta, launch.num_ctas - 1
         lines.append(
-            f"CTAs {first}-{last} never started: {launch.geometry.slots} CTAs fill the device and none of them leaves. "
-            "A kernel whose CTAs wait for each other needs all of them resident; launch it cooperatively or with a "
+            f"CTAs {first}-{last} never started: {launch.geometry.slots} CTAs fill the device and none of "
+            "them leaves. "
+            "A kernel whose CTAs wait for each other needs all of them resident; launch it cooperatively "
+            "or with a "
             f"grid of at most {launch.geometry.slots}."
         )
     return Deadlock("\n".join(lines), rule="deadlock")
@@ -102,7 +108,9 @@ def _mbarrier_lines(launch: Launch) -> list[str]:
             waits.setdefault(int(key), []).extend(waiting_threads(launch, g, chosen))
             if wait.by_parity:
                 parities[int(key)] = f" (parity {int(wait.token[chosen[0]])})"
-    lines = [_mbarrier_line(launch, key, threads, parities.get(key, "")) for key, threads in sorted(waits.items())]
+    lines = [
+        _mbarrier_line(launch, key, threads, parities.get(key, "")) for key, threads in sorted(waits.items())
+    ]
     return [*lines[:_MANY], f"... and {len(lines) - _MANY} more barriers"] if len(lines) > _MANY else lines
 
 
@@ -137,8 +145,10 @@ def _barrier_lines(launch: Launch) -> list[str]:
                 arrived = int(b.arrived[slot])
                 expected = int(b.expected[slot]) or int(launch.live[slot])
                 lines.append(
-                    f"barrier {number} of CTA {xyz(int(launch.cta[slot]), launch.grid)}: {expected - arrived} of {expected} "
-                    "threads missing; waiting: " + "; ".join(_few(waiting_threads(launch, g, g.lanes.slot == slot)))
+                    f"barrier {number} of CTA {xyz(int(launch.cta[slot]), launch.grid)}: "
+                    f"{expected - arrived} of {expected} "
+                    "threads missing; waiting: "
+                    + "; ".join(_few(waiting_threads(launch, g, g.lanes.slot == slot)))
                 )
     return lines
 
@@ -154,7 +164,8 @@ def _warp_lines(launch: Launch) -> list[str]:
             live = int(launch.live_mask(np.array([warp]))[0])
             missing = [i for i in absent if live >> i & 1]
             lines.append(
-                f"a warp-wide instruction with member mask 0x{int(members[start]):08x} waits for lanes {_ranges(missing)} of "
+                f"a warp-wide instruction with member mask 0x{int(members[start]):08x} waits for lanes "
+                f"{_ranges(missing)} of "
                 f"warp {int(warp) % launch.geometry.warps_per_cta}; waiting: "
                 + "; ".join(_few(waiting_threads(launch, g, g.lanes.warp == warp)))
             )

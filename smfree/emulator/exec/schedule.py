@@ -1,6 +1,7 @@
 """Schedules: who runs next, and when asynchronous work completes.
 
-A kernel must be right under all of them. None is real hardware's; each is legal, and each shows another kind of
+A kernel must be right under all of them. None is real hardware's; each is legal, and each shows another
+kind of
 mistake. ``timed`` alone has a clock.
 """
 
@@ -68,7 +69,8 @@ class MinPC(Schedule):
 
 
 class AsyncEarliest(Schedule):
-    """Copies complete before anything else runs, though never at issue: the next step of the issuer may be first."""
+    """Copies complete before anything else runs, though never at issue: the next step of the issuer may be
+    first."""
 
     name = "async-earliest"
 
@@ -111,7 +113,8 @@ class ProducerAhead(Schedule):
 
 
 class Random(Schedule):
-    """Warps interleave at random at every visible instruction, copies complete at random moments, element by element."""
+    """Warps interleave at random at every visible instruction, copies complete at random moments, element
+    by element."""
 
     name = "random"
 
@@ -145,7 +148,8 @@ class Random(Schedule):
 
 
 class Timed(Schedule):
-    """The group whose slowest-behind warp has the least modelled time goes first; copies complete when they are due.
+    """The group whose slowest-behind warp has the least modelled time goes first; copies complete when they
+    are due.
 
     Groups within ``window_cycles`` of the least time may be run in one go, and copies due within it complete
     together: every warp and barrier keeps its own exact time, only the order of handling is that coarse.
@@ -175,14 +179,17 @@ class Timed(Schedule):
             return groups.pop()
         times = self._times(launch, groups)
         limit = min(times) + self.window_cycles
-        return take(launch, min((g for g, t in zip(groups, times, strict=True) if t <= limit), key=lambda g: g.pc))
+        return take(
+            launch, min((g for g, t in zip(groups, times, strict=True) if t <= limit), key=lambda g: g.pc)
+        )
 
     def switch(self, launch: Launch, g: Group) -> bool:
         mine = float(launch.time[g.lanes.warp_slice].min())
         if launch.copy.pending and launch.copy.next_time() <= mine:
             return True
-        return any(t < mine - self.window_cycles or (o.pc <= g.pc and t <= mine + self.window_cycles)
-                   for o, t in zip(launch.runnable, self._times(launch, launch.runnable), strict=True))  # fmt: skip
+        others = zip(launch.runnable, self._times(launch, launch.runnable), strict=True)
+        early, late = mine - self.window_cycles, mine + self.window_cycles
+        return any(t < early or (other.pc <= g.pc and t <= late) for other, t in others)
 
     def complete_some(self, launch: Launch) -> None:
         launch.copy.complete_due(launch.copy.next_time() + self.window_cycles)

@@ -1,4 +1,5 @@
-"""Special registers. Each reader takes a group and returns a scalar where all its lanes agree, else a column."""
+"""Special registers. Each reader takes a group and returns a scalar where all its lanes agree, else a
+column."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch
 
 Reader = Callable[[Group], Any]
-TIMED_REGISTERS = frozenset({"%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"})
+TIMED_REGISTERS = frozenset(
+    {"%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"}
+)
 _AXES = {"x": 0, "y": 1, "z": 2}
 
 
@@ -42,7 +45,9 @@ def reader(dec: Decoder, name: str) -> Reader:
         "%dynamic_smem_size": lambda g: launch.dynamic_shared_bytes,
         "%total_smem_size": lambda g: launch.shared_bytes,
         "%lanemask_eq": lambda g: np.left_shift(np.uint32(1), g.lanes.laneid.astype(np.uint32)),
-        "%lanemask_lt": lambda g: np.left_shift(np.uint32(1), g.lanes.laneid.astype(np.uint32)) - np.uint32(1),
+        "%lanemask_lt": lambda g: (
+            np.left_shift(np.uint32(1), g.lanes.laneid.astype(np.uint32)) - np.uint32(1)
+        ),
         "WARP_SZ": lambda g: WARP_SIZE,
         "%cluster_ctarank": lambda g: 0,
         "%cluster_nctarank": lambda g: 1,

@@ -76,7 +76,9 @@ def barrier(dec: Decoder, ins: ast.Instr) -> Visible:
             raise dec.refuse("a barrier number that differs between threads")
         if first >= NUM_HARDWARE_BARRIERS:
             raise BarrierFault(
-                f"barrier number must be 0..{NUM_HARDWARE_BARRIERS - 1} (got {first})", rule="bar.number", index=0
+                f"barrier number must be 0..{NUM_HARDWARE_BARRIERS - 1} (got {first})",
+                rule="bar.number",
+                index=0,
             )
         expected = None if threads is None else int(np.max(g.regs[threads]))
         return bool(launch.sync.barrier(g, first, expected, aligned=aligned, arrive_only=arrive))
@@ -234,7 +236,11 @@ def _wait(dec: Decoder, ins: ast.Instr) -> Visible:
     def act(g: Group) -> bool:
         token = per_lane(g.regs[value], g)
         limit_ns = None if limit is None else float(np.max(g.regs[limit]))
-        return bool(launch.sync.wait(g, p, keys(g), token, by_parity=by_parity, may_sleep=may_sleep, limit_ns=limit_ns))
+        return bool(
+            launch.sync.wait(
+                g, p, keys(g), token, by_parity=by_parity, may_sleep=may_sleep, limit_ns=limit_ns
+            )
+        )
 
     return act
 

@@ -38,7 +38,9 @@ class MBarrierWait:
     limit_ns: float | None
 
     def part(self, index: Any) -> MBarrierWait:
-        return MBarrierWait(self.keys[index], self.token[index], self.by_parity, self.predicate, self.limit_ns)
+        return MBarrierWait(
+            self.keys[index], self.token[index], self.by_parity, self.predicate, self.limit_ns
+        )
 
 
 @dataclass(slots=True)
@@ -51,7 +53,8 @@ class WarpWait:
 
 @dataclass
 class _Barrier:
-    """One barrier number over all slots: arrivals of the current generation, and what each warp arrived with."""
+    """One barrier number over all slots: arrivals of the current generation, and what each warp arrived
+    with."""
 
     arrived: Any
     expected: Any  # 0 = all threads of the CTA
@@ -72,7 +75,9 @@ class SyncUnit:
 
     # ---------------------------------------------------------------- hardware barriers
 
-    def barrier(self, g: Group, number: int, expected: int | None, *, aligned: bool, arrive_only: bool) -> bool:
+    def barrier(
+        self, g: Group, number: int, expected: int | None, *, aligned: bool, arrive_only: bool
+    ) -> bool:
         """bar.sync / bar.arrive: True when the group may go on."""
         launch, lanes = self.launch, g.lanes
         launch.counters.barriers += len(lanes.warps)
@@ -121,8 +126,10 @@ class SyncUnit:
             w = int(np.flatnonzero(other)[0])
             there, here = self.launch.line_of(int(before[w])), self.launch.line_of(g.pc)
             raise BarrierFault(
-                f"lanes of one warp reached barrier {number} at different aligned instructions: {there} and {here}; "
-                "an aligned barrier must be executed by the whole warp together (use barrier.sync, or move it out of "
+                f"lanes of one warp reached barrier {number} at different aligned instructions: {there} "
+                f"and {here}; "
+                "an aligned barrier must be executed by the whole warp together (use barrier.sync, or "
+                "move it out of "
                 "the branch)",
                 rule="bar.divergent",
                 index=int(g.lanes.warp_starts[w]),
@@ -137,7 +144,8 @@ class SyncUnit:
         if over.any():
             i = int(np.flatnonzero(over)[0])
             raise BarrierFault(
-                f"barrier {number} expects {int(need[i])} threads, {int(arrived[i])} arrived; the counts of all "
+                f"barrier {number} expects {int(need[i])} threads, {int(arrived[i])} arrived; the counts "
+                "of all "
                 "bar.sync and bar.arrive on one barrier must agree",
                 rule="bar.count",
             )
@@ -175,12 +183,17 @@ class SyncUnit:
         instrs = self.launch.kernel.instrs
         if any("arrive" in instrs[pc].modifiers for pc in (high_pc, low_pc)):
             return  # the producer/consumer use of bar.arrive and bar.sync
-        if all("aligned" not in instrs[pc].modifiers and instrs[pc].opcode == "barrier" for pc in (high_pc, low_pc)):
+        if all(
+            "aligned" not in instrs[pc].modifiers and instrs[pc].opcode == "barrier"
+            for pc in (high_pc, low_pc)
+        ):
             return
         self.launch.report(
             BarrierFault(
-                f"different warps met barrier {number} at different instructions: {self.launch.line_of(low_pc)} and "
-                f"{self.launch.line_of(high_pc)}; hardware allows it, but an edit of one side changes the meeting",
+                f"different warps met barrier {number} at different instructions: "
+                f"{self.launch.line_of(low_pc)} and "
+                f"{self.launch.line_of(high_pc)}; hardware allows it, but an edit of one side changes the "
+                "meeting",
                 rule="bar.different_instructions",
                 severity=Severity.STRICT,
             )
@@ -210,7 +223,8 @@ class SyncUnit:
     # ---------------------------------------------------------------- warp-wide instructions
 
     def gather_warp(self, g: Group, mask: int, act: Callable[[Group], None]) -> bool:
-        """Run ``act`` once every live member of the mask is in the group; park the others' warps until then."""
+        """Run ``act`` once every live member of the mask is in the group; park the others' warps until
+        then."""
         value = g.regs[mask]
         if g.lanes.full_warps and type(value) is not np.ndarray and int(value) == 0xFFFFFFFF:
             act(g)
@@ -232,7 +246,8 @@ class SyncUnit:
         outside = np.flatnonzero(mask & bit == 0)
         if len(outside):
             raise BarrierFault(
-                f"a lane executes a .sync instruction whose member mask 0x{int(mask[outside[0]]):08x} leaves it out",
+                f"a lane executes a .sync instruction whose member mask 0x{int(mask[outside[0]]):08x} "
+                "leaves it out",
                 rule="warp.mask",
                 index=int(outside[0]),
             )
@@ -259,7 +274,14 @@ class SyncUnit:
     # ---------------------------------------------------------------- mbarriers
 
     def arrive(
-        self, g: Group, keys: Any, count: Any, *, expect_tx: Any = None, drop: bool = False, no_complete: bool = False
+        self,
+        g: Group,
+        keys: Any,
+        count: Any,
+        *,
+        expect_tx: Any = None,
+        drop: bool = False,
+        no_complete: bool = False,
     ) -> Any:
         """mbarrier.arrive in all its forms; wakes whoever waited for the phase."""
         launch = self.launch

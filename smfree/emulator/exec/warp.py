@@ -75,7 +75,9 @@ def vote(dec: Decoder, ins: ast.Instr) -> Visible:
         mine = per_lane(g.regs[p], g)
         mine = ~mine if negated else mine
         bit = np.left_shift(np.uint32(1), g.lanes.laneid.astype(np.uint32))
-        ballot = np.bitwise_or.reduceat(np.where(mine, bit, np.uint32(0)), g.lanes.warp_starts)[g.lanes.warp_index]
+        ballot = np.bitwise_or.reduceat(np.where(mine, bit, np.uint32(0)), g.lanes.warp_starts)[
+            g.lanes.warp_index
+        ]
         members = per_lane(g.regs[mask], g)
         if mode == "ballot":
             g.regs[d] = ballot & members
