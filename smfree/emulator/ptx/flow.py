@@ -23,9 +23,9 @@ class Flow:
 
     Blocks are numbered in program order, ``exit`` is one past the last. ``idom`` and ``ipdom`` give the
     immediate dominator and post-dominator of each block, None where there is none (entry, unreachable code)
-    and ``exit`` where only the exit follows. ``ipdom_pc`` maps each guarded branch to the pc where its two ways
-    meet again, None if they meet nowhere before the exit. ``live_in`` is given at leaders; :meth:`live_at`
-    anywhere.
+    and ``exit`` where only the exit follows. ``ipdom_pc`` maps each guarded branch to the pc where its two
+    ways meet again, None if they meet nowhere before the exit. ``live_in`` is given at leaders;
+    :meth:`live_at` anywhere.
     """
 
     instrs: tuple[Instr, ...]
@@ -224,7 +224,7 @@ def _post_dominators(
 
 
 def _sink_loop(stuck: Sequence[int], forward: Sequence[Sequence[int]]) -> set[int]:
-    """Blocks of a loop among ``stuck`` that control never leaves: from any of them one gets to all of them."""
+    """Blocks of a loop among ``stuck`` that control never leaves."""
     here = stuck[0]
     reach = set(_post_order(forward, here))
     for other in sorted(reach):
