@@ -279,6 +279,7 @@ class Measure:
         identity = self._pool.identity(self.spec)
         capabilities = self.device.capabilities
         return Record(
+            name=self._benchmark.fullname,
             question=point.question,
             device=self.spec,
             identity=identity.as_dict(),

@@ -39,6 +39,7 @@ class RunLog:
     sensitivities: list[dict[str, Any]] = field(default_factory=list)
     seconds: Seconds = field(default_factory=Seconds)
     files: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     devices: dict[str, str] = field(default_factory=dict)
     """Device spec -> one line about it."""
 

@@ -202,15 +202,27 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"smfree device {line}" for line in ours.log.devices.values()]
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    ours = session_of(config)
+@pytest.hookimpl(wrapper=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> Iterator[None]:
+    """After everybody else, and even when pytest-benchmark ends the run because of a regression."""
+    try:
+        yield
+    finally:
+        write_summary(session_of(config), terminalreporter)
+
+
+def write_summary(ours: Session, terminalreporter: pytest.TerminalReporter) -> None:
     ours.progress.clear()
     if not ours.log.records and not ours.log.skips:
         return
     ours.log.files = ours.saving.files()
+    ours.log.notes += ours.saving.notes
+    sections = summary(ours.log)
+    sections[-1:-1] = [("Against a saved run", text) for text in ours.saving.verdicts(ours.log.records)]
     terminalreporter.ensure_newline()
-    for title, text in summary(ours.log):
+    for title, text in sections:
         terminalreporter.section(title)
         terminalreporter.write_line(text)
 

@@ -86,12 +86,14 @@ class Cost:
 class Record:
     """One finished point. Times in seconds, sizes in bytes, clocks in MHz.
 
-    ``key`` are the axes that name the point (engine, tile_bytes, threads, leg, memory, bytes_in_flight, ...).
+    ``name`` is the benchmark's full name, by which runs are compared. ``key`` are the axes that name the
+    point (engine, tile_bytes, threads, leg, memory, bytes_in_flight, ...).
     ``samples_s`` are the raw samples, one per round; ``samples_cycles`` the same in SM cycles where the
     kernel read
     its own clock. ``peak_gbps`` is the bandwidth of the named memory, 0 when unknown.
     """
 
+    name: str
     question: Question
     device: str
     identity: Mapping[str, str]

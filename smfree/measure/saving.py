@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from smfree.results.store import DeviceIdentity, SplitStorage
+from smfree.measure.records import Record
+from smfree.results.compare import compare_runs
+from smfree.results.report import comparison_text
+from smfree.results.store import DeviceIdentity, Run, SplitStorage, run_of
 
 Devices = Callable[[], Sequence[tuple[str, DeviceIdentity]]]
 
@@ -25,6 +28,9 @@ class Saving:
         self._config = config
         self._compare: Any = None
         self._storage: SplitStorage | None = None
+        self._compared: list[tuple[DeviceIdentity, Run]] = []
+        self.notes: list[str] = []
+        """What the reader should know about comparisons that were asked for."""
 
     def take_compare_option(self) -> None:
         """Hide `--benchmark-compare` from pytest-benchmark. Must run before its pytest_configure."""
@@ -42,10 +48,10 @@ class Saving:
         if not self._compare:
             return
         mapping = self._histories(session, devices())
-        if not mapping:
-            session.handle_loading()  # its own answer: points of no device, or nothing to compare with
-        else:
+        if mapping:
             session.compared_mapping = mapping
+        else:
+            session.handle_loading()  # points of no device, or nothing to compare with
 
     def _histories(
         self, session: Any, devices: Sequence[tuple[str, DeviceIdentity]]
@@ -56,15 +62,27 @@ class Saving:
         for spec, identity in devices:
             found = list(self._storage.history(identity.folder, self._compare))
             if not found:
-                session.logger.warning(
+                self.notes.append(
                     f"nothing saved for {spec} in {self._storage}/{identity.folder} to compare with"
                 )
             for path, data in found:
                 mapping[path] = {entry["fullname"]: entry for entry in data["benchmarks"]}
-                session.logger.info(f"Comparing {spec} against {path}", newline=False)
-                for difference in _differences(identity, data["benchmarks"]):
-                    session.logger.warning(f"{spec} is not the machine of {path}: {difference}")
+                self._compared.append((identity, run_of(path, data)))
         return mapping
+
+    def verdicts(self, records: Sequence[Record]) -> list[str]:
+        """One report for each saved run that this session is compared with."""
+        reports = []
+        for identity, old in self._compared:
+            points = {
+                record.name: {"extra_info": record.as_dict(), "stats": {"median": record.seconds}}
+                for record in records
+                if record.folder == identity.folder
+            }
+            if points:
+                new = Run(Path("this run"), "", "", identity, points)
+                reports.append(comparison_text(compare_runs(old, new)))
+        return reports
 
     def files(self) -> list[Path]:
         """Files this session wrote."""
@@ -73,11 +91,3 @@ class Saving:
         if json_path and Path(json_path).exists():
             written.insert(0, Path(json_path))
         return written
-
-
-def _differences(identity: DeviceIdentity, entries: Sequence[dict[str, Any]]) -> list[str]:
-    for entry in entries:
-        saved = entry["extra_info"].get("identity")
-        if saved:
-            return identity.differences(DeviceIdentity.from_dict(saved))
-    return []

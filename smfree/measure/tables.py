@@ -255,6 +255,7 @@ def closing(log: RunLog) -> str:
         lines.append(f"skipped {count}: {reason}")
     for note in unique(note for record in log.records for note in record.notes)[:10]:
         lines.append(note)
+    lines += log.notes
     spent = log.seconds
     lines.append(f"compile {spent.compile:.1f} s, run {spent.run:.1f} s, verify {spent.verify:.1f} s")
     if log.files:

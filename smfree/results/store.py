@@ -97,13 +97,18 @@ def load_run(path: Path) -> Run:
     Raises ValueError when the file is no such JSON.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        points = {entry["fullname"]: entry for entry in data["benchmarks"]}
+        return run_of(path, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is not a saved benchmark run ({type(error).__name__}: {error}); "
             "make one with --benchmark-json or --benchmark-autosave"
         ) from error
+
+
+def run_of(path: Path, data: Mapping[str, Any]) -> Run:
+    """A :class:`Run` from the content of pytest-benchmark's JSON. Raises KeyError or TypeError for anything
+    else."""
+    points = {entry["fullname"]: entry for entry in data["benchmarks"]}
     identities = [
         entry["extra_info"]["identity"] for entry in points.values() if "identity" in entry["extra_info"]
     ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from smfree.cuda.errors import NoDeviceError
 from smfree.measure.errors import MeasureError
 from smfree.measure.queue import Mark
+from smfree.measure.timer import Floor
 
 
 @dataclass
@@ -79,3 +81,91 @@ class FakeQueue:
             event["at"] = self.device_s
         else:
             self.device_s += seconds
+
+
+@dataclass
+class FakeCapabilities:
+    generation: str = "hopper"
+    l2_bytes: int = 50 << 20
+    num_sms: int = 4
+    sm_clock_mhz: float = 1000.0
+    peak_memory_gbps: float = 3350.0
+    has_tma: bool = True
+
+
+@dataclass
+class FakeParameter:
+    path: str
+    value: float
+
+
+@dataclass
+class FakeProfile:
+    key: str
+
+    def parameters(self, clock_only: bool = False) -> list[FakeParameter]:
+        return [FakeParameter("tma.startup_cycles", 170.0)]
+
+
+@dataclass
+class FakeEmulator:
+    profile: FakeProfile
+
+
+@dataclass
+class FakeDevice:
+    """Looks like a smfree.cuda Device to the plugin. ``dead`` makes synchronize() fail, as after a kernel
+    fault."""
+
+    spec: str
+    dead: bool = False
+    closed: bool = False
+    driver_version: tuple[int, int] = (13, 0)
+
+    def __post_init__(self) -> None:
+        self.is_emulated = self.spec.startswith("emu:")
+        self.clock_source = "modelled" if self.is_emulated else "measured"
+        short = self.spec.removeprefix("emu:")
+        self.name = short.upper() if self.is_emulated else "NVIDIA H100 80GB HBM3"
+        self.uuid = "0123"
+        self.capabilities = FakeCapabilities(
+            generation="ampere" if short == "a100" else "hopper", has_tma=short != "a100"
+        )
+        self.emulator = FakeEmulator(FakeProfile(short)) if self.is_emulated else None
+
+    def synchronize(self) -> None:
+        if self.dead:
+            raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeInstruments:
+    """Instruments over a :class:`FakeQueue`."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.queue = FakeQueue()
+        self.queue.blocker_reason = ""  # type: ignore[attr-defined]
+        self.stream = self.queue.stream
+        self.floor = Floor(2e-6)
+        self.flushes = 0
+
+    def prepare(self) -> None: ...
+
+    def flush_l2(self, stream: Any = None) -> None:
+        self.flushes += 1
+        self.queue.submit(90e-6, stream)
+
+    def sm_clock_mhz(self) -> float | None:
+        return 1000.0
+
+
+def open_fake(spec: str) -> FakeDevice:
+    """Stands in for smfree.measure.devices.open_device: a machine without a GPU unless told otherwise."""
+    if spec.startswith("cuda"):
+        raise NoDeviceError(
+            f"{spec} was asked for, but this machine has no NVIDIA GPU; use --device emu:h100"
+        )
+    return FakeDevice(spec)

@@ -13,6 +13,7 @@ from smfree.measure.records import CacheState, Flag, Memory, Question, Record, T
 
 def record(**changes: Any) -> Record:
     values: dict[str, Any] = {
+        "name": "bench.py::bench[lsu-4096]",
         "question": Question.THROUGHPUT,
         "device": "cuda:0",
         "identity": {"gpu": "NVIDIA H100"},
