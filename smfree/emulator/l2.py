@@ -17,6 +17,7 @@ class L2:
 
     def __init__(self, profile: Profile, arena_lines: int) -> None:
         self.capacity_lines = max(1, int(profile.device.l2_bytes * profile.l2.usable_fraction) // LINE_BYTES)
+        self._piece = max(1, self.capacity_lines // 4)
         self._filled = self.capacity_lines  # lines filled so far; starts so that 0 means "never"
         self._fill_at = np.zeros(arena_lines, dtype=np.int64)
 
@@ -26,9 +27,13 @@ class L2:
         ``line_ids`` are line numbers inside the arena (address offset // 128); of several accesses to one
         line that was absent, the first misses and the others hit. ``write`` makes no difference to
         residency: a written line that misses is filled without being read, and its bytes are charged to DRAM
-        as a write at once (docs/counting.md, "Cache state").
+        as a write at once (docs/counting.md, "Cache state"). A call is decided in pieces of a quarter of the
+        capacity: lines that a piece pushes out still count as resident for the rest of that piece.
         """
         n = len(line_ids)
+        if n > self._piece:
+            parts = [line_ids[i : i + self._piece] for i in range(0, n, self._piece)]
+            return np.concatenate([self.touch(part, write) for part in parts])
         if (
             n
             and line_ids[-1] - line_ids[0] == n - 1

@@ -100,22 +100,35 @@ def replay(profile: Profile) -> list[Replayed]:
     ]
 
 
+def error_table(profile: Profile) -> list[str]:
+    """The test rows as lines of a Markdown table (docs/emulator.md holds a copy)."""
+    lines = ["| test row | board | unit | public | modelled | error |", "|---|---|---|---:|---:|---:|"]
+    for done in replay(profile):
+        row = done.row
+        lines.append(
+            f"| {row.id} | {row.variant or profile.key} | {row.unit} | {row.value:.1f} | {done.modelled:.1f} "
+            f"| {done.error:+.1%} |"
+        )
+    return lines
+
+
+def parameter_table(profile: Profile, *, assumed_only: bool = False) -> list[str]:
+    """The clock's parameters as lines of a Markdown table, all or only those no public row fixes."""
+    lines = ["| parameter | value | unit | source |", "|---|---:|---|---|"]
+    for item in profile.parameters(clock_only=True):
+        if not assumed_only or item.source.startswith("assumed"):
+            lines.append(f"| {item.path} | {item.value:g} | {item.unit} | {item.source} |")
+    return lines
+
+
 def main(arguments: list[str]) -> int:
     """Print parameters and test rows of the named profiles (default: all)."""
     for name in arguments or names():
         profile = load(name)
-        print(f"{profile.key}: {profile.device.name}\n\nparameters of the clock")
-        for item in profile.parameters(clock_only=True):
-            print(f"  {item.path:32} {item.value:10g} {item.unit:12} {item.source}")
-        print("\nrows that fixed a parameter: " + ", ".join(profile.fixed_by))
-        print(f"\n{'test row':26} {'board':18} {'public':>9} {'modelled':>9} {'error':>7}  unit     source")
-        for done in replay(profile):
-            row = done.row
-            print(
-                f"{row.id:26} {row.variant or profile.key:18} {row.value:9.1f} {done.modelled:9.1f} "
-                f"{done.error:+7.1%}  {row.unit:8} {row.source}"
-            )
-        print()
+        print(f"## {profile.key}: {profile.device.name}\n")
+        print("\n".join(parameter_table(profile)))
+        print("\nRows that fixed a parameter: " + ", ".join(profile.fixed_by) + "\n")
+        print("\n".join(error_table(profile)) + "\n")
     return 0
 
 
