@@ -1,7 +1,7 @@
 """mbarrier objects of every resident CTA (PTX ISA, "mbarrier").
 
-State is dense: one row of 16 int64 per 8 bytes of shared memory (pages untouched until used), so that a group of
-lanes is served by one gather and one scatter. ``key`` is the flat shared address divided by 8.
+State is dense: one row of 16 int64 per 8 bytes of shared memory (pages untouched until used), so that a group
+of lanes is served by one gather and one scatter. ``key`` is the flat shared address divided by 8.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from smfree.emulator.shared import SharedMemory
 
 MAX_COUNT = (1 << 20) - 1
 
-# Columns of a row. LIVE: 0 never initialised, 1 live, 2 invalidated. SEEN: the phase number at the last successful
-# wait. LAST, DONE0, DONE1 hold float64 bits: newest event, completion of the newest even / odd phase.
+# Columns of a row. LIVE: 0 never initialised, 1 live, 2 invalidated. SEEN: the phase number at the last
+# successful wait. LAST, DONE0, DONE1 hold float64 bits: newest event, completion of the newest even and of
+# the newest odd phase.
 _LIVE, _EXPECTED, _PENDING, _TX, _PHASE, _SEEN, _LAST, _DONE0, _DONE1 = range(9)
 _PARKED, _OVERDUE, _ANNOUNCED, _COMPLETED, _ARRIVED = range(9, 14)
 _COLUMNS = 16
@@ -71,10 +72,11 @@ class BarrierState:
 class MBarriers:
     """All mbarriers of ``slots`` resident CTAs with ``pitch`` bytes of shared memory each.
 
-    Methods take arrays ``key`` (int64[n]; duplicates are several lanes on one barrier, processed as if one after
-    another in lane order) and ``time`` (float64[n], SM cycles). Breaking a rule raises :class:`BarrierFault` with
-    ``index``; a finding of severity ``strict`` goes to ``report`` (which raises by default) and, if that returns,
-    hardware's usual behaviour follows. With ``memory``, the bytes of live barriers are closed to plain accesses.
+    Methods take arrays ``key`` (int64[n]; duplicates are several lanes on one barrier, processed as if one
+    after another in lane order) and ``time`` (float64[n], SM cycles). Breaking a rule raises
+    :class:`BarrierFault` with ``index``; a finding of severity ``strict`` goes to ``report`` (which raises by
+    default) and, if that returns, hardware's usual behaviour follows. With ``memory``, the bytes of live
+    barriers are closed to plain accesses.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class MBarriers:
         self._completed: list[int] = []
         self._live_lo, self._live_hi = 1 << 62, -1
 
-    # --- life ----------------------------------------------------------------------------------------------------
+    # --- life ---
 
     def keys(self, addr: np.ndarray) -> np.ndarray:
         """Flat shared addresses -> keys; outside or not a multiple of 8 is a fault."""
@@ -103,15 +105,15 @@ class MBarriers:
             bad = ((addr & 7) != 0) | (addr < 0) | (addr >= self.slots * self.pitch)
             index = int(np.argmax(bad))
             raise BarrierFault(
-                f"an mbarrier object is 8-byte aligned and lies in shared memory (got 0x{int(addr[index]):x}); "
-                "declare it as a .b64 / uint64_t in shared memory",
+                f"an mbarrier object is 8-byte aligned and lies in shared memory (got "
+                f"0x{int(addr[index]):x}); declare it as a .b64 / uint64_t in shared memory",
                 rule="mbarrier.address",
                 index=index,
             )
         return addr >> 3
 
     def reset(self, slots: np.ndarray) -> None:
-        """A new CTA moves into each of ``slots``: forget their barriers (SharedMemory.reset opens the bytes)."""
+        """A new CTA moves into each of ``slots``: forget their barriers. The bytes: SharedMemory.reset."""
         for slot in as_addresses(slots).tolist():
             used = self._used.pop(slot, None)
             if used:
@@ -137,7 +139,7 @@ class MBarriers:
                 raise self._fault(
                     "mbarrier.reinit",
                     "mbarrier.init over a live mbarrier",
-                    "initialise it once, by one thread, or mbarrier.inval it first; two barriers may share an address",
+                    "initialise it once, by one thread, or mbarrier.inval it first; maybe two barriers share it",
                     k,
                     i,
                 )
@@ -165,7 +167,7 @@ class MBarriers:
         if self.memory is not None:
             self.memory.mark(key << 3, 8, UNWRITTEN)
 
-    # --- arrivals and bytes ----------------------------------------------------------------------------------------
+    # --- arrivals and bytes ---
 
     def arrive(
         self,
@@ -177,10 +179,11 @@ class MBarriers:
         drop: bool = False,
         no_complete: bool = False,
     ) -> np.ndarray:
-        """``mbarrier.arrive[.expect_tx]`` / ``arrive_drop`` -> uint64[n], the opaque state before each arrival.
+        """``mbarrier.arrive[.expect_tx]`` / ``arrive_drop`` -> uint64[n], the opaque state before each
+        arrival.
 
-        ``expect_tx`` bytes are announced first, then ``count`` arrivals happen. More arrivals than the phase still
-        expects is an error; so is completing a phase with ``no_complete``.
+        ``expect_tx`` bytes are announced first, then ``count`` arrivals happen. More arrivals than the phase
+        still expects is an error; so is completing a phase with ``no_complete``.
         """
         key = as_addresses(key)
         n = key.shape[0]
@@ -431,13 +434,13 @@ class MBarriers:
             )
         self._rows[keys, _PENDING] = pending
 
-    # --- waits -----------------------------------------------------------------------------------------------------
+    # --- waits ---
 
     def test(self, key: np.ndarray, parity: _Int) -> np.ndarray:
         """``test_wait.parity`` / ``try_wait.parity`` -> bool[n]: has the phase of that parity completed?
 
-        Parity names the current phase (false) or the one before it (true); on a fresh barrier parity 1 is true.
-        Parity outside {0, 1} is a strict finding; its low bit is used.
+        Parity names the current phase (false) or the one before it (true); on a fresh barrier parity 1 is
+        true. Parity outside {0, 1} is a strict finding; its low bit is used.
         """
         key = as_addresses(key)
         n = key.shape[0]
@@ -454,10 +457,8 @@ class MBarriers:
             live, _, _, _, phase, seen = row[:6].tolist()
             if live != 1:
                 raise self._not_initialised(one, "mbarrier wait", 0)
-            if isinstance(parity, int):
-                done = np.full(n, phase & 1 != parity)
-            else:
-                done = parity != (phase & 1)
+            low = phase & 1
+            done = np.full(n, low != parity) if isinstance(parity, int) else parity != low
             if phase > seen and done.any():
                 row[_SEEN] = phase
             return done
@@ -518,7 +519,7 @@ class MBarriers:
         return (np.asarray(state).astype(np.uint64) & np.uint64((1 << _PENDING_BITS) - 1)).astype(np.uint32)
 
     def park(self, key: np.ndarray) -> None:
-        """These lanes sleep until the current phase of ``key`` completes (after a test that answered false)."""
+        """After a test that answered false, these lanes sleep until the current phase completes."""
         np.add.at(self._rows[:, _PARKED], as_addresses(key), 1)
 
     def unpark(self, key: np.ndarray) -> None:
@@ -527,20 +528,20 @@ class MBarriers:
         A phase that completes while a parked waiter of the phase before has not tested again is an error: the
         waiter would miss it (parity aliasing).
         """
-        order, starts, keys, lanes = self._segment_bytes(as_addresses(key), 1)
+        _, _, keys, lanes = self._segment_bytes(as_addresses(key), 1)
         overdue = self._rows[keys, _OVERDUE]
         woken = np.minimum(overdue, lanes)
         self._rows[keys, _OVERDUE] = overdue - woken
         self._rows[keys, _PARKED] -= lanes - woken
 
-    # --- questions ---------------------------------------------------------------------------------------------------
+    # --- questions ---
 
     def phase(self, key: np.ndarray) -> np.ndarray:
         """Number of completed phases -> int64[n]."""
         return self._rows[as_addresses(key), _PHASE]
 
     def completion_time(self, key: np.ndarray, parity: _Int) -> np.ndarray:
-        """When the newest completed phase of that parity completed -> float64[n]; init's time on a fresh barrier."""
+        """When the newest phase of that parity completed -> float64[n]; init's time on a fresh barrier."""
         return self._times[as_addresses(key), _DONE0 + (np.asarray(parity).astype(np.int64) & 1)]
 
     def drain_completed(self) -> np.ndarray:
@@ -578,7 +579,7 @@ class MBarriers:
             row[_COMPLETED],
         )
 
-    # --- helpers and faults --------------------------------------------------------------------------------------
+    # --- helpers and faults ---
 
     def _segment_bytes(
         self, key: np.ndarray, amount: _Int
@@ -588,7 +589,9 @@ class MBarriers:
             return order, starts, keys, np.diff(starts, append=len(key)) * amount
         return order, starts, keys, np.add.reduceat(amount[order], starts)
 
-    def _counts(self, key: np.ndarray, value: _Int, what: str, top: int | None, *, zero_ok: bool = False) -> _Int:
+    def _counts(
+        self, key: np.ndarray, value: _Int, what: str, top: int | None, *, zero_ok: bool = False
+    ) -> _Int:
         """``value`` as int or int64[n], inside 0 or 1..top."""
         if isinstance(value, int):
             low = high = value
@@ -603,7 +606,7 @@ class MBarriers:
             i = int(np.argmax(bad))
             raise self._fault(
                 "mbarrier.operand_range",
-                f"{what} must be {0 if zero_ok else 1}..{top if top is not None else 'any'} (got {int(values[i])})",
+                f"{what} must be {0 if zero_ok else 1}..{top or 'any'} (got {int(values[i])})",
                 "split it over several phases or barriers" if zero_ok else "arrive with the lanes' own count",
                 int(key[i]),
                 i,
@@ -628,14 +631,16 @@ class MBarriers:
     def _fault(
         self, rule: str, what: str, remedy: str, key: int, index: int, *, severity: Severity = Severity.ERROR
     ) -> BarrierFault:
-        return BarrierFault(
-            f"{what}, {self.place(key)}; {remedy}", rule=rule, index=index, severity=severity
-        )
+        return BarrierFault(f"{what}, {self.place(key)}; {remedy}", rule=rule, index=index, severity=severity)
 
     def _not_initialised(self, key: int, what: str, index: int) -> BarrierFault:
         if self._rows[key, _LIVE] == 2:
             return self._fault(
-                "mbarrier.invalidated", f"{what} after mbarrier.inval", "initialise it again first", key, index
+                "mbarrier.invalidated",
+                f"{what} after mbarrier.inval",
+                "initialise it again first",
+                key,
+                index,
             )
         content = "bytes nobody has written"
         if self.memory is not None and self.memory.written[key * 8 : key * 8 + 8].any():
@@ -683,8 +688,8 @@ class MBarriers:
     def _overrun(self, key: int, phase: int, waiters: int, index: int) -> BarrierFault:
         return self._fault(
             "mbarrier.overrun",
-            f"phase {phase} completes while {waiters} lanes still wait for phase {phase - 1}: their parity now "
-            "names an unfinished phase",
+            f"phase {phase} completes while {waiters} lanes still wait for phase {phase - 1}: their parity "
+            "now names an unfinished phase",
             "count the waiters' own arrivals in the barrier, or let them release the stage",
             key,
             index,

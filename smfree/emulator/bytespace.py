@@ -72,7 +72,7 @@ class TypedBytes:
 
     def all_equal(self, index: np.ndarray, size: int, byte: int) -> bool:
         """Does every byte of these words equal ``byte``?"""
-        words = self.take(index, size)
+        words: np.ndarray = self.take(index, size)
         if size > 8:
             words = words.view(_U64)
         return bool((words == constant_word(min(size, 8), byte)).all())
@@ -101,9 +101,10 @@ def as_elements(words: np.ndarray, n: int, elem_bytes: int, elems: int) -> np.nd
 class ByteSpace:
     """``data`` uint8 bytes and ``written`` uint8 shadow (see :data:`UNWRITTEN` and its neighbours).
 
-    Addresses are int64[n]. Every access is checked for bounds, natural alignment of the whole vector, and, when it
-    reads, for bytes that nobody wrote; a :class:`MemoryFault` carries the first offending position as ``index``.
-    A never-written read is passed to ``report``; if that returns, the bytes read as :data:`POISON`.
+    Addresses are int64[n]. Every access is checked for bounds, natural alignment of the whole vector, and,
+    when it reads, for bytes that nobody wrote; a :class:`MemoryFault` carries the first offending position as
+    ``index``. A never-written read is passed to ``report``; if that returns, the bytes read as
+    :data:`POISON`.
     """
 
     name: str
@@ -133,8 +134,8 @@ class ByteSpace:
     ) -> np.ndarray:
         """Read-modify-write, one lane after another in lane order -> old values, dtype of ``value``.
 
-        op: add min max and or xor exch cas inc dec; the operand type is ``value.dtype`` (u32 s32 u64 s64 f32 f64
-        f16 as numpy types). ``compare`` is cas's first operand.
+        op: add min max and or xor exch cas inc dec; the operand type is ``value.dtype`` (u32 s32 u64 s64 f32
+        f64 f16 as numpy types). ``compare`` is cas's first operand.
         """
         addr = as_addresses(addr)
         value = np.ascontiguousarray(value).reshape(-1)
@@ -157,9 +158,9 @@ def _scalar_update(op: str, old: np.generic, value: np.generic, compare: np.gene
     if op == "cas":
         return value if old == compare else old
     if op == "inc":
-        return type(old)(0) if old >= value else type(old)(int(old) + 1)  # type: ignore[operator, call-arg]
+        return type(old)(0) if old >= value else type(old)(int(old) + 1)  # type: ignore[operator]
     if op == "dec":
-        return value if old == 0 or old > value else type(old)(int(old) - 1)  # type: ignore[operator, call-arg]
+        return value if old == 0 or old > value else type(old)(int(old) - 1)  # type: ignore[operator]
     raise AssertionError(op)
 
 
@@ -185,7 +186,7 @@ def apply_atomic(
     """``op`` on ``words[index]`` lane by lane; duplicates see each other's results. -> old values."""
     if op not in _UFUNCS and op not in ("exch", "cas", "inc", "dec"):
         raise Unsupported(
-            f"atomic operation '{op}' is not modelled; use add, min, max, and, or, xor, exch, cas, inc or dec",
+            f"atomic operation '{op}' is not modelled; use add min max and or xor exch cas inc or dec",
             rule="atomic.op",
         )
     flush = flush and op == "add" and value.dtype == np.float32

@@ -95,10 +95,14 @@ class InFlight:
                 index, start = found
                 verb = "writes" if write else "reads"
                 role = "has yet to write" if claim.writes else "still reads"
-                cure = "completed (wait_group, not .read)" if claim.writes else "read its source (wait_group.read)"
+                cure = (
+                    "completed (wait_group, not .read)"
+                    if claim.writes
+                    else "read its source (wait_group.read)"
+                )
                 raise CopyFault(
-                    f"{what} {verb} {nbytes} bytes at 0x{int(addr[index]):x} that {claim.name(start)} {role}: "
-                    f"nothing orders the two; wait until that copy has {cure}",
+                    f"{what} {verb} {nbytes} bytes at 0x{int(addr[index]):x} that {claim.name(start)} "
+                    f"{role}: nothing orders the two; wait until that copy has {cure}",
                     rule="copy.race",
                     index=index,
                 )

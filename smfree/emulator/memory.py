@@ -69,7 +69,8 @@ class GlobalMemory(ByteSpace):
     """Memory of one device. Addresses start at (ordinal + 1) TiB; 256-byte red zones part the allocations.
 
     Freed ranges are remembered (use after free, double free) and reused, oldest first, only when the address
-    space is used up. ``in_flight`` holds the ranges of asynchronous copies; plain accesses to them are faults.
+    space is used up. ``in_flight`` holds the ranges of asynchronous copies; plain accesses to them are
+    faults.
     """
 
     _flush_subnormal_adds = True
@@ -101,15 +102,18 @@ class GlobalMemory(ByteSpace):
         self._nothing = Allocation(0, -64)
         self._recent_load = self._recent_store = self._nothing
 
-    # --- allocations -------------------------------------------------------------------------------------------
+    # --- allocations ---
 
     def alloc(self, nbytes: int, align: int = 256, label: str = "") -> int:
         """Address of a new, never-written allocation. MemoryError when the device is full."""
         if nbytes <= 0 or align & (align - 1):
-            raise ValueError(f"an allocation has at least 1 byte and a power-of-two alignment ({nbytes}, {align})")
+            raise ValueError(
+                f"an allocation has at least 1 byte and a power-of-two alignment ({nbytes}, {align})"
+            )
         if self.allocated_bytes + nbytes > self.capacity_bytes:
             raise MemoryError(
-                f"{self.name} is full: {nbytes} bytes asked, {self.allocated_bytes} of {self.capacity_bytes} in use"
+                f"{self.name} is full: {nbytes} bytes asked, {self.allocated_bytes} of "
+                f"{self.capacity_bytes} in use"
             )
         start = -(-self._top // max(align, _GRANULE)) * max(align, _GRANULE)
         span = -(-nbytes // _GRANULE) * _GRANULE + RED_ZONE_BYTES
@@ -151,7 +155,8 @@ class GlobalMemory(ByteSpace):
             raise fault(
                 "memory.free",
                 None,
-                f"free of 0x{addr:x}, which is not the start of an allocation of {self.name}{self._near(addr)}",
+                f"free of 0x{addr:x}, which is not the start of an allocation of "
+                f"{self.name}{self._near(addr)}",
                 "pass the pointer that alloc returned",
             )
         if found.freed:
@@ -183,7 +188,7 @@ class GlobalMemory(ByteSpace):
         best = min((n for n in near if n is not None), default=None)
         return f" ({best[1]})" if best else " (nothing is allocated)"
 
-    # --- device accesses ---------------------------------------------------------------------------------------
+    # --- device accesses ---
 
     def load(self, addr: np.ndarray, elem_bytes: int, elems: int = 1) -> np.ndarray:
         addr = as_addresses(addr)
@@ -311,7 +316,7 @@ class GlobalMemory(ByteSpace):
         self._bytes.put(index, size, words)
         self._shadow.put_constant(index, size, WRITTEN)
 
-    # --- whole ranges: asynchronous copies and the host ----------------------------------------------------------
+    # --- whole ranges: asynchronous copies and the host ---
 
     def check_range(self, addr: int, nbytes: int, what: str, index: int | None = None) -> Allocation:
         """The live allocation that holds [addr, addr + nbytes); a fault that says ``what`` otherwise."""
@@ -387,7 +392,7 @@ class GlobalMemory(ByteSpace):
         else:
             self._count(home, nbytes)
 
-    # --- faults --------------------------------------------------------------------------------------------------
+    # --- faults ---
 
     def _out_of_bounds(
         self, addr: np.ndarray, size: int, index: int, what: str, report_index: int | None = None
@@ -401,10 +406,16 @@ class GlobalMemory(ByteSpace):
         if inside is not None and where < inside.end:
             over = where + size - inside.end
             raise fault(
-                "memory.bounds", at, f"{head} runs {over} bytes past the end of {inside}", "check the tail's bound"
+                "memory.bounds",
+                at,
+                f"{head} runs {over} bytes past the end of {inside}",
+                "check the tail's bound",
             )
         raise fault(
-            "memory.bounds", at, f"{head} is outside every allocation{self._near(where)}", "check index and size"
+            "memory.bounds",
+            at,
+            f"{head} is outside every allocation{self._near(where)}",
+            "check index and size",
         )
 
     def _misaligned(self, addr: np.ndarray, size: int, what: str) -> None:
@@ -413,7 +424,8 @@ class GlobalMemory(ByteSpace):
         raise fault(
             "memory.misaligned",
             index,
-            f"{what} of {size} bytes must be {size}-byte aligned (got 0x{where:x}, which is {where % size} past)",
+            f"{what} of {size} bytes must be {size}-byte aligned (got 0x{where:x}, which is "
+            f"{where % size} past)",
             "offset the pointer by a multiple of the vector or use a narrower access",
         )
 

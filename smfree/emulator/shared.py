@@ -41,8 +41,10 @@ def ranges_index(start: np.ndarray, length: int) -> np.ndarray:
 class SharedMemory(ByteSpace):
     """``slots`` CTAs of ``pitch`` bytes (a multiple of 1024); flat address = slot * pitch + offset.
 
-    Only ``limit`` bytes of each slot belong to its CTA. One guard byte per 16 bytes answers every check at once:
-    zero means inside, written, no barrier, no copy in flight. ``copy_at(addr, writing)`` names the copy in flight
+    Only ``limit`` bytes of each slot belong to its CTA. One guard byte per 16 bytes answers every check at
+    once:
+    zero means inside, written, no barrier, no copy in flight. ``copy_at(addr, writing)`` names the copy in
+    flight
     at an address, for reports.
     """
 
@@ -50,7 +52,9 @@ class SharedMemory(ByteSpace):
 
     def __init__(self, slots: int, pitch: int, limit: int, *, report: Report = raise_finding) -> None:
         if pitch % 1024 or limit > pitch:
-            raise ValueError(f"pitch must be a multiple of 1024 and at least limit (pitch {pitch}, limit {limit})")
+            raise ValueError(
+                f"pitch must be a multiple of 1024 and at least limit (pitch {pitch}, limit {limit})"
+            )
         self.slots, self.pitch, self.report = slots, pitch, report
         self.nbytes = slots * pitch
         self.data = np.zeros(self.nbytes, np.uint8)
@@ -83,7 +87,7 @@ class SharedMemory(ByteSpace):
         """Bytes the CTA in ``slot`` owns."""
         return int(self._limit[slot])
 
-    # --- device accesses ---------------------------------------------------------------------------------------
+    # --- device accesses ---
 
     def _guards(self, addr: np.ndarray, size: int) -> int:
         """OR of the guard bits under an access; -1 when alignment or range is broken."""
@@ -137,7 +141,7 @@ class SharedMemory(ByteSpace):
             self._never_written(addr, size, None)
         return self._bytes, index
 
-    # --- the shadow and its guard --------------------------------------------------------------------------------
+    # --- the shadow and its guard ---
 
     def _refresh(self, addr: np.ndarray, size: int) -> None:
         """Recompute the guard of the granules that these accesses touched (after the shadow changed)."""
@@ -186,10 +190,26 @@ class SharedMemory(ByteSpace):
         """Shadow of [addr, addr + nbytes) -> uint8[n, nbytes] (a copy)."""
         return self.written[addr[:, None] + np.arange(nbytes)]
 
-    def any_state(self, addr: np.ndarray, nbytes: int, state: int) -> bool:
-        """Quick: may some byte of these ranges be in ``state`` (AWAITS_COPY, BARRIER or UNWRITTEN)?"""
-        flag = {UNWRITTEN: _NEW, AWAITS_COPY: _DST, BARRIER: _BARRIER}[state]
-        return bool(self._range_bits(addr, nbytes) & flag)
+    def busy(self, addr: np.ndarray, nbytes: int) -> bool:
+        """Quick: may a barrier or a copy in flight lie in these ranges?"""
+        return bool(nbytes and self._range_bits(addr, nbytes) & (_BARRIER | _DST | _SRC))
+
+    def unreadable(self, addr: np.ndarray, nbytes: int) -> bool:
+        """Quick: may some byte of these ranges be other than plain written data?"""
+        return bool(nbytes and self._range_bits(addr, nbytes) & (_NEW | _BARRIER | _DST))
+
+    def judge_range(self, addr: np.ndarray, nbytes: int, what: str) -> None:
+        """Exact version of :meth:`busy` for a copy ``what`` that will write these ranges: fault or return."""
+        for index, start in enumerate(addr.tolist()):
+            cells = self.written[start : start + nbytes]
+            for state in (BARRIER, AWAITS_COPY):
+                if (cells == state).any():
+                    self._object_fault(
+                        state, what, nbytes, start + int(np.argmax(cells == state)), index, True
+                    )
+            uses = self._source_uses[start >> 4 : (start + nbytes + 15) >> 4]
+            if uses.any():
+                self._source_fault(what, nbytes, start + 16 * int(np.argmax(uses > 0)), index)
 
     def _range_bits(self, addr: np.ndarray, nbytes: int) -> int:
         if nbytes <= 16:
@@ -226,7 +246,7 @@ class SharedMemory(ByteSpace):
         if self._guards(addr, size) & _STOPS_STORE:
             self._judge(addr, size, write=True)
 
-    # --- faults --------------------------------------------------------------------------------------------------
+    # --- faults ---
 
     def place(self, addr: int) -> str:
         """'shared+0x40 of slot 3'."""
@@ -236,11 +256,14 @@ class SharedMemory(ByteSpace):
         where = int(addr[index])
         slot, offset = divmod(where, self.pitch)
         limit = int(self._limit[slot]) if 0 <= slot < self.slots else 0
-        over = f"{offset + size - limit} bytes past its end" if 0 <= slot < self.slots else "outside every CTA"
+        over = (
+            f"{offset + size - limit} bytes past its end" if 0 <= slot < self.slots else "outside every CTA"
+        )
         raise fault(
             "memory.bounds",
             index,
-            f"{what} of {size} bytes at {self.place(where)}: the CTA has {limit} bytes of shared memory, {over}",
+            f"{what} of {size} bytes at {self.place(where)}: the CTA has {limit} bytes of shared memory, "
+            f"{over}",
             "check the index, or ask for more dynamic shared memory at launch",
         )
 
@@ -271,29 +294,36 @@ class SharedMemory(ByteSpace):
             uses |= self._source_uses[(addr >> 4) + 1] > 0
         if uses.any():
             index = int(np.argmax(uses))
-            where = int(addr[index])
-            raise CopyFault(
-                f"store of {size} bytes at {self.place(where)} overwrites the source of {self.copy_at(where, False)}, "
-                "which has not been read yet; wait first (cp.async.bulk.wait_group.read by the thread that issued "
-                "the copy, then a barrier)",
-                rule="copy.source_modified",
-                index=index,
-            )
+            self._source_fault("store", size, int(addr[index]), index)
 
-    def _object_fault(self, state: int, what: str, size: int, where: int, index: int) -> None:
+    def _source_fault(self, what: str, size: int, where: int, index: int) -> None:
+        raise CopyFault(
+            f"{what} of {size} bytes at {self.place(where)} overwrites the source of "
+            f"{self.copy_at(where, False)}, which has not been read yet; wait first "
+            "(cp.async.bulk.wait_group.read by the thread that issued the copy, then a barrier)",
+            rule="copy.source_modified",
+            index=index,
+        )
+
+    def _object_fault(
+        self, state: int, what: str, size: int, where: int, index: int, copy: bool = False
+    ) -> None:
         if state == BARRIER:
             raise BarrierFault(
-                f"plain {what} of {size} bytes at {self.place(where)} touches a live mbarrier; only mbarrier "
-                "instructions may, until mbarrier.inval",
+                f"{'' if copy else 'plain '}{what} of {size} bytes at {self.place(where)} touches a live "
+                "mbarrier; only mbarrier instructions may, until mbarrier.inval",
                 rule="mbarrier.plain_access",
                 index=index,
             )
-        verb = "overwrites" if what == "store" else "reads"
+        writes = copy or what == "store"
+        verb = "overwrites" if writes else "reads"
         raise CopyFault(
-            f"{what} of {size} bytes at {self.place(where)} {verb} the destination of {self.copy_at(where, True)}, "
-            "which is not complete; wait for it (mbarrier wait, or wait_group / wait_all by the thread that issued "
+            f"{what} of {size} bytes at {self.place(where)} {verb} the destination of "
+            f"{self.copy_at(where, True)}, "
+            "which is not complete; wait for it (mbarrier wait, or wait_group / wait_all by the thread "
+            "that issued "
             "it and a barrier for the others)",
-            rule="copy.destination_" + ("overwritten" if what == "store" else "read"),
+            rule="copy.overlap" if copy else "copy.destination_" + ("overwritten" if writes else "read"),
             index=index,
         )
 
@@ -304,7 +334,8 @@ class SharedMemory(ByteSpace):
             fault(
                 "memory.uninitialized",
                 index,
-                f"load of {size} bytes at {self.place(int(addr[index]))} reads {size - int(seen[index].sum())} "
+                f"load of {size} bytes at {self.place(int(addr[index]))} reads "
+                f"{size - int(seen[index].sum())} "
                 "bytes nobody has written",
                 "write them first, or check that the copy that should have is complete",
             )

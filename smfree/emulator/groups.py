@@ -1,0 +1,101 @@
+"""Commit groups of asynchronous copies, kept per thread (PTX ISA, "Async-group mechanism")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smfree.emulator.bytespace import as_addresses
+
+if TYPE_CHECKING:
+    from smfree.emulator.copies import PendingCopies
+
+
+class CopyGroups:
+    """One thread's cp.async groups, or its bulk groups (keep one object for each kind); empty groups count.
+
+    ``lanes`` threads, numbered like the batches' ``issuer``. A copy issued now belongs to group
+    ``current(lanes)``; ``commit`` closes it. ``wait_group N`` lets the N newest groups stay pending:
+    everything with an id up to ``upto(lanes, N)`` must be complete.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self._open = np.zeros(lanes, np.int64)
+        self._limit = np.full(lanes, -1, np.int64)
+        self._batches: list[PendingCopies] = []
+
+    def reset(self, lanes: np.ndarray) -> None:
+        """New threads take these numbers."""
+        self._open[lanes] = 0
+
+    def current(self, lanes: np.ndarray) -> np.ndarray:
+        """Id of the open group of each lane -> int64[n]."""
+        return self._open[lanes]
+
+    def commit(self, lanes: np.ndarray) -> None:
+        """Close the open group of each lane, also when it is empty."""
+        self._open[lanes] += 1
+
+    def upto(self, lanes: np.ndarray, pending: int) -> np.ndarray:
+        """Newest group id that ``wait_group pending`` covers -> int64[n]; negative: none."""
+        return self._open[lanes] - (1 + pending)
+
+    def upto_all(self, lanes: np.ndarray) -> np.ndarray:
+        """As :meth:`upto`, with the copies not committed yet (``cp.async.mbarrier.arrive``).
+
+        ``cp.async.wait_all`` is ``commit`` followed by ``wait_group 0``.
+        """
+        return self._open[lanes]
+
+    def add(self, batch: PendingCopies) -> None:
+        """Track a batch; its ``group`` array must be set."""
+        if batch.group is None:
+            raise ValueError("a tracked batch needs its group ids")
+        self._batches.append(batch)
+
+    def covered(
+        self, lanes: np.ndarray, upto: np.ndarray, *, read: bool = False
+    ) -> list[tuple[PendingCopies, np.ndarray]]:
+        """Batches, and their elements with group <= upto not yet readable (``read``: sources not read)."""
+        self._batches = [b for b in self._batches if not b.published.all()]
+        if not self._batches:
+            return []
+        lanes = as_addresses(lanes)
+        self._limit[lanes] = upto
+        found = []
+        for batch in self._batches:
+            assert batch.group is not None
+            hit = (batch.group <= self._limit[batch.issuer]) & ~(batch.read if read else batch.published)
+            if hit.any():
+                found.append((batch, np.flatnonzero(hit)))
+        self._limit[lanes] = -1
+        return found
+
+    def blocked(self, lanes: np.ndarray, upto: np.ndarray, *, read: bool = False) -> np.ndarray:
+        """bool[n]: does the lane still have such a copy?"""
+        found = self.covered(lanes, upto, read=read)
+        if not found:
+            return np.zeros(len(lanes), bool)
+        mask = np.zeros(len(self._open), bool)
+        for batch, which in found:
+            mask[batch.issuer[which]] = True
+        return mask[lanes]
+
+    def ready_time(self, lanes: np.ndarray, upto: np.ndarray, *, read: bool = False) -> np.ndarray:
+        """float64[n]: latest ``complete_at`` (``read_at``) of such copies; -inf where there is none."""
+        found = self.covered(lanes, upto, read=read)
+        if not found:
+            return np.full(len(lanes), -np.inf)
+        latest = np.full(len(self._open), -np.inf)
+        for batch, which in found:
+            times = batch.read_at if read else batch.complete_at
+            np.maximum.at(latest, batch.issuer[which], times[which])
+        return latest[lanes]
+
+    def outstanding(self, lanes: np.ndarray) -> np.ndarray:
+        """int64[n]: copies per lane that are not done, committed or not."""
+        count = np.zeros(len(self._open), np.int64)
+        for batch, which in self.covered(lanes, self._open[lanes]):
+            np.add.at(count, batch.issuer[which], 1)
+        return count[lanes]
