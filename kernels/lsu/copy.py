@@ -48,7 +48,10 @@ class LsuCopyConfig:
         check_tile(self.tile_bytes)
         check_threads(self.threads)
         require(
-            self.vector_bytes in VECTOR_BYTES, "vector_bytes must be 4, 8, 16 or 32", self.vector_bytes, "use 16"
+            self.vector_bytes in VECTOR_BYTES,
+            "vector_bytes must be 4, 8, 16 or 32",
+            self.vector_bytes,
+            "use 16",
         )
         check_tile(self.tile_bytes, multiple_of=max(16, self.vector_bytes))
         require(1 <= self.unroll <= MAX_UNROLL, f"unroll must be 1 to {MAX_UNROLL}", self.unroll, "use 4")
@@ -116,7 +119,8 @@ def throughput_config(
             limit = limiting_shared_bytes(capabilities, used, tile_bytes, ctas)
             return LsuCopyConfig(tile_bytes, used, 16, unroll, False, ctas, limit)
     reached = max(
-        min(used * unroll * 16, tile_bytes) * most_ctas(capabilities, used, tile_bytes, _registers(unroll, 16))
+        min(used * unroll * 16, tile_bytes)
+        * most_ctas(capabilities, used, tile_bytes, _registers(unroll, 16))
         for unroll in (8, 4, 2, 1)
     )
     raise ConfigError(

@@ -55,7 +55,9 @@ class AsyncCopyConfig:
         check_tile(self.tile_bytes)
         check_stages(self.num_stages)
         check_threads(self.threads)
-        require(self.vector_bytes in VECTOR_BYTES, "vector_bytes must be 4, 8 or 16", self.vector_bytes, "use 16")
+        require(
+            self.vector_bytes in VECTOR_BYTES, "vector_bytes must be 4, 8 or 16", self.vector_bytes, "use 16"
+        )
         require(
             self.cache is CacheOperator.CA or self.vector_bytes == 16,
             "cp.async.cg copies 16 bytes",

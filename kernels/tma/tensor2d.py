@@ -199,9 +199,7 @@ def copy(
     )
 
 
-def rows_map(
-    array: DeviceArray, row_bytes: int, box_rows: int, swizzle: Swizzle = Swizzle.NONE
-) -> TensorMap:
+def rows_map(array: DeviceArray, row_bytes: int, box_rows: int, swizzle: Swizzle = Swizzle.NONE) -> TensorMap:
     """The tensor map of an array seen as rows of ``row_bytes``, box ``{row_bytes, box_rows}``.
 
     An array shorter than a row gets a map of one row, which the kernel never uses: a map cannot be empty.
