@@ -19,7 +19,8 @@ class L2:
         self.capacity_lines = max(1, int(profile.device.l2_bytes * profile.l2.usable_fraction) // LINE_BYTES)
         self._piece = max(1, self.capacity_lines // 4)
         self._filled = self.capacity_lines  # lines filled so far; starts so that 0 means "never"
-        self._fill_at = np.zeros(arena_lines, dtype=np.int64)
+        self._arena_lines = arena_lines
+        self._fill_at = np.zeros(min(arena_lines, 1 << 16), dtype=np.int64)  # grows to the last line touched
 
     def touch(self, line_ids: NDArray[np.int64], write: bool) -> NDArray[np.bool_]:
         """Access lines in order and return which were resident (length n).
@@ -40,9 +41,11 @@ class L2:
             and (n < 3 or bool((line_ids[1:] > line_ids[:-1]).all()))
         ):
             where: NDArray[np.int64] | slice = slice(int(line_ids[0]), int(line_ids[-1]) + 1)
-            distinct = True
+            last, distinct = int(line_ids[-1]), True
         else:
-            where, distinct = line_ids, False
+            where, last, distinct = line_ids, int(line_ids.max(initial=-1)), False
+        if last >= len(self._fill_at):
+            self._grow(last)
         hit = self._filled - self._fill_at[where] < self.capacity_lines
         if hit.all():
             return hit
@@ -58,6 +61,13 @@ class L2:
         self._fill_at[missing] = self._filled + 1 + np.arange(len(missing))
         self._filled += len(missing)
         return hit
+
+    def _grow(self, last: int) -> None:
+        if last >= self._arena_lines:
+            raise IndexError(f"line {last} is outside the arena of {self._arena_lines} lines")
+        fill_at = np.zeros(min(self._arena_lines, max(last + 1, 2 * len(self._fill_at))), dtype=np.int64)
+        fill_at[: len(self._fill_at)] = self._fill_at
+        self._fill_at = fill_at
 
     def flush(self) -> None:
         """Nothing is resident any more."""

@@ -127,7 +127,9 @@ class ServerBank:
 
     def _serve_many(self, server: I8, t: F8, work: F8) -> F8:
         width = self.bin
-        order = np.lexsort((t, server)) if self.count > 1 else np.argsort(t, kind="stable")
+        first = float(t.min())
+        key = server * (float(t.max()) - first + 1.0) + (t - first) if self.count > 1 else t
+        order = np.argsort(key, kind="stable")
         s, arrive, w = server.take(order), t.take(order), work.take(order)
         begins = np.ones(len(s), dtype=bool)
         np.not_equal(s[1:], s[:-1], out=begins[1:])
@@ -137,7 +139,7 @@ class ServerBank:
 
         # taken[g, c]: time taken in column c of server g; free[g, c]: time free before column c. Columns
         # count from the bin of the earliest arrival; the last one stands for all later, wholly free bins.
-        low = max(int(arrive.min() / width), self._origin)
+        low = max(int(first / width), self._origin)
         columns = max(self._top + self._origin - low, 0)
         stride = columns + 1
         taken = np.zeros((len(rows), stride))

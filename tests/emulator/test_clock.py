@@ -357,6 +357,18 @@ def test_flush_empties_the_l2(h100: Profile) -> None:
     assert not l2.touch(np.arange(50), write=False).any()
 
 
+def test_a_large_arena_costs_memory_only_where_it_is_touched(h100: Profile) -> None:
+    l2 = L2(h100, 1 << 40)
+    l2.touch(np.arange(10), write=False)
+    l2.touch(ints(200_000, 100_000), write=False)
+    assert l2.touch(ints(3, 100_000, 200_000), write=False).all()
+
+
+def test_a_line_outside_the_arena_is_refused(h100: Profile) -> None:
+    with pytest.raises(IndexError, match="line 70000 is outside the arena of 65536 lines"):
+        small_l2(h100, 10).touch(ints(70_000), write=False)
+
+
 def test_touching_nothing_is_fine(h100: Profile) -> None:
     assert len(small_l2(h100, 10).touch(ints(), write=False)) == 0
 
