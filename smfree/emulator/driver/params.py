@@ -124,11 +124,12 @@ def _one(kernel: Kernel, index: int, param: Param, value: Any, kind: Any) -> byt
             return ctypes.string_at(int(value.getPtr()), param.size_bytes)
         if isinstance(value, ctypes.Structure):
             data = ctypes.string_at(ctypes.addressof(value), ctypes.sizeof(value))
-        elif isinstance(value, Enum):
-            data = bytes(ctypes.c_int(value.value))
+        elif isinstance(value, Enum) or (isinstance(value, int) and hasattr(value, "name")):
+            # The binding's own enums are ints with a name, not Enums, in newer versions.
+            data = bytes(ctypes.c_int(int(value.value)))
         else:
             raise TypeError(
-                f"kernelParams[{index}]: type None goes with a ctypes.Structure, an Enum or an object with "
+                f"kernelParams[{index}]: type None goes with a ctypes.Structure, an enum or an object with "
                 f"getPtr(), not {type(value).__name__}"
             )
     elif kind is ctypes.c_void_p:

@@ -1,0 +1,158 @@
+"""What the driver's tests share: a node whose executor only takes notes, small PTX texts, and checked calls."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cuda.bindings import driver as cuda
+
+from smfree.emulator.counters import Counters
+from smfree.emulator.driver import Driver
+from smfree.emulator.node import Node
+
+CUresult = cuda.CUresult
+SUCCESS = CUresult.CUDA_SUCCESS
+ONE = (1, 1, 1)
+
+
+@dataclass
+class Outcome:
+    """What the fake executor returns."""
+
+    cycles: float
+    counters: Counters = field(default_factory=Counters)
+    findings: Sequence[Any] = ()
+
+
+@dataclass
+class Call:
+    """One call of the fake executor."""
+
+    kernel: str
+    params: bytes
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    shared_bytes: int
+    start_cycle: float
+    symbols: dict[str, int]
+
+
+class FakeExecutor:
+    """Takes notes; ``effect(device, params)`` stands for the kernel's work and may raise a fault."""
+
+    def __init__(self, cycles: float = 17550.0, effect: Callable[[Any, bytes], None] | None = None) -> None:
+        self.cycles = cycles
+        self.effect = effect
+        self.calls: list[Call] = []
+
+    def __call__(
+        self,
+        device: Any,
+        kernel: Any,
+        params: bytes,
+        grid: Any,
+        block: Any,
+        cluster: Any,
+        dynamic_shared_bytes: int,
+        *,
+        schedule: str,
+        seed: int,
+        start_cycle: float,
+        module_symbols: Any,
+    ) -> Outcome:
+        symbols = dict(module_symbols)
+        self.calls.append(
+            Call(kernel.name, params, grid, block, cluster, dynamic_shared_bytes, start_cycle, symbols)
+        )
+        if self.effect is not None:
+            self.effect(device, params)
+        return Outcome(self.cycles, Counters(warp_instructions=7, instructions_by_class={"alu": 7}))
+
+
+def ptx(
+    name: str = "work", params: str = "", directives: str = "", variables: str = "", target: str = "sm_80"
+) -> bytes:
+    """A module with one kernel that does nothing."""
+    return (
+        f".version 8.0\n.target {target}\n.address_size 64\n{variables}\n"
+        f".visible .entry {name}({params})\n{directives}\n{{\n  ret;\n}}\n"
+    ).encode()
+
+
+def ok(result: tuple[Any, ...], driver: Driver | None = None) -> Any:
+    """The value(s) of a call that must succeed."""
+    assert result[0] is SUCCESS, (result[0], driver.report() if driver is not None else "")
+    values = result[1:]
+    return None if not values else values[0] if len(values) == 1 else values
+
+
+def refused(driver: Driver, result: tuple[Any, ...], code: str, *words: str) -> str:
+    """The report of a call that must fail with ``code``; it must hold ``words``."""
+    assert result[0] is getattr(CUresult, f"CUDA_ERROR_{code}"), (result[0], driver.report())
+    assert all(value is None for value in result[1:])
+    report = driver.report()
+    for word in words:
+        assert word in report, report
+    return report
+
+
+def open_driver(*profiles: str, executor: Any = None, **settings: Any) -> Driver:
+    """A driver on a new node, device 0's primary context current."""
+    node = Node(list(profiles) or ["h100"], executor=executor or FakeExecutor(), **settings)
+    driver = Driver(node)
+    ok(driver.cuInit(0))
+    context = ok(driver.cuDevicePrimaryCtxRetain(ok(driver.cuDeviceGet(0))))
+    ok(driver.cuCtxSetCurrent(context))
+    return driver
+
+
+def load(driver: Driver, image: bytes, name: bytes = b"work") -> Any:
+    """A function of a newly loaded module."""
+    return ok(driver.cuModuleGetFunction(ok(driver.cuModuleLoadData(image), driver), name), driver)
+
+
+def launch(driver: Driver, function: Any, stream: Any = 0, params: Any = None, **shape: Any) -> Any:
+    """cuLaunchKernel's result for a 1 x 32 launch unless ``shape`` (grid, block, shared_bytes) says otherwise."""
+    grid, block = shape.get("grid", ONE), shape.get("block", (32, 1, 1))
+    return driver.cuLaunchKernel(function, *grid, *block, shape.get("shared_bytes", 0), stream, params, 0)
+
+
+def config(
+    grid: tuple[int, int, int] = ONE,
+    block: tuple[int, int, int] = (32, 1, 1),
+    shared_bytes: int = 0,
+    attributes: Sequence[Any] = (),
+    stream: Any = 0,
+) -> Any:
+    """A CUlaunchConfig."""
+    made = cuda.CUlaunchConfig()
+    made.gridDimX, made.gridDimY, made.gridDimZ = grid
+    made.blockDimX, made.blockDimY, made.blockDimZ = block
+    made.sharedMemBytes, made.hStream = shared_bytes, cuda.CUstream(int(stream))
+    made.attrs, made.numAttrs = list(attributes), len(attributes)
+    return made
+
+
+def cluster_attribute(x: int, y: int = 1, z: int = 1) -> Any:
+    """CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION."""
+    made = cuda.CUlaunchAttribute()
+    made.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    made.value.clusterDim.x, made.value.clusterDim.y, made.value.clusterDim.z = x, y, z
+    return made
+
+
+def cooperative_attribute() -> Any:
+    """CU_LAUNCH_ATTRIBUTE_COOPERATIVE."""
+    made = cuda.CUlaunchAttribute()
+    made.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    made.value.cooperative = 1
+    return made
+
+
+def word_at(address: int) -> ctypes.c_uint32:
+    """The 32-bit word at a host address."""
+    return ctypes.c_uint32.from_address(address)
