@@ -33,7 +33,7 @@ INDEX_BYTES = 4
 
 
 class Leg(StrEnum):
-    """What a step of a chain does with its tile: global to shared, shared to global, or one after the other."""
+    """What a step does with its tile: global to shared, shared to global, or one after the other."""
 
     LOAD = "load"
     STORE = "store"
@@ -44,7 +44,7 @@ class Leg(StrEnum):
 class TilePool:
     """Tiles of random bytes, linked in a random cycle that starts at tile 0.
 
-    ``data`` is uint8 [num_tiles, tile_bytes]; ``order`` the indices in the order in which a chain visits them.
+    ``data`` is uint8 [num_tiles, tile_bytes]; ``order`` holds the indices as a chain visits them.
     """
 
     data: NDArray[np.uint8]
@@ -73,9 +73,9 @@ class TilePool:
         return int(self.order[num_steps % len(self.order)])
 
     def expected(self, leg: Leg, num_steps: int, before: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """What ``dst`` (uint8, the pool's size, ``before`` its content) holds afterwards, in the pool's shape.
+        """What ``dst`` (uint8, the pool's size, ``before`` its content) holds afterwards, shaped as the pool.
 
-        LOAD leaves it alone, STORE writes tile 0 to every visited place, COPY each visited tile to its place.
+        LOAD leaves it alone, STORE writes tile 0 to each visited place, COPY each visited tile to its own.
         """
         after = before.reshape(self.data.shape).copy()
         if leg is not Leg.LOAD:

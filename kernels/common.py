@@ -102,7 +102,8 @@ def check_operands(instruction: str, dst: DeviceArray, src: DeviceArray, *, alig
     for name, array in (("dst", dst), ("src", src)):
         if not isinstance(array, DeviceArray):
             raise OperandError(
-                f"{name} must be a DeviceArray (got {type(array).__name__}); use device.asarray or device.wrap"
+                f"{name} must be a DeviceArray (got {type(array).__name__}); use device.asarray or "
+                "device.wrap"
             )
     if dst.device is not src.device:
         raise OperandError(

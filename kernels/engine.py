@@ -81,7 +81,8 @@ class Engine:
         threads: int | None = None,
     ) -> CopyConfig:
         """The copy's configuration with exactly so many bytes in flight per SM (None: the engine at its best)
-        and so many threads per CTA (None: what suits it). Raises ConfigError with the reason when impossible."""
+        and so many threads per CTA (None: what suits it). Raises ConfigError with the reason if impossible.
+        """
         return self.module().throughput_config(
             capabilities, tile_bytes, bytes_in_flight_per_sm=bytes_in_flight_per_sm, threads=threads
         )
@@ -89,7 +90,7 @@ class Engine:
     def copy(
         self, dst: DeviceArray, src: DeviceArray, *, config: CopyConfig, stream: Stream | None = None
     ) -> LaunchInfo:
-        """Queue a copy of ``src`` to ``dst``. Raises OperandError, ConfigError before anything is launched."""
+        """Queue a copy of ``src`` to ``dst``. Raises OperandError or ConfigError before any launch."""
         return self.module().copy(dst, src, config=config, stream=stream)
 
     def latency_config(

@@ -21,7 +21,7 @@ BEST_BYTES_IN_FLIGHT_PER_SM = 128 * 1024
 
 @dataclass(frozen=True)
 class Placement:
-    """Stages per CTA, CTAs per SM, and the dynamic shared bytes to request at least (0: what the kernel needs)."""
+    """Stages per CTA, CTAs per SM, and the least dynamic shared memory to request (0: what is needed)."""
 
     num_stages: int
     ctas_per_sm: int
@@ -48,8 +48,8 @@ def limiting_shared_bytes(capabilities: Capabilities, threads: int, shared_bytes
     fit = most_ctas(capabilities, threads, shared_bytes)
     if fit < ctas:
         raise ConfigError(
-            f"{ctas} CTAs of {threads} threads and {shared_bytes} bytes of shared memory per SM do not fit on "
-            f"{capabilities.name} (at most {fit} do); use fewer, larger or deeper CTAs"
+            f"{ctas} CTAs of {threads} threads and {shared_bytes} bytes of shared memory per SM do not fit "
+            f"on {capabilities.name} (at most {fit} do); use fewer, larger or deeper CTAs"
         )
     if ctas + 1 > min(capabilities.max_ctas_per_sm, capabilities.max_threads_per_sm // threads):
         return shared_bytes
@@ -77,7 +77,7 @@ def place_stages(
     if tiles == 0 or rest:
         raise ConfigError(
             f"bytes in flight per SM must be a multiple of the tile, which is in flight as a whole (got "
-            f"{bytes_in_flight_per_sm} and tiles of {tile_bytes}); use a tile of at most {bytes_in_flight_per_sm}"
+            f"{bytes_in_flight_per_sm} and tiles of {tile_bytes}); use a tile that divides it"
         )
     for num_stages in _descending(stages for stages in range(1, MAX_STAGES + 1) if tiles % stages == 0):
         shared_bytes = num_stages * shared_per_stage_bytes
@@ -91,8 +91,9 @@ def place_stages(
         for stages in range(1, MAX_STAGES + 1)
     )
     raise ConfigError(
-        f"{bytes_in_flight_per_sm} bytes in flight per SM are out of reach with tiles of {tile_bytes}: at most "
-        f"{MAX_STAGES} stages and the CTAs of {threads} threads that fit on {capabilities.name} hold {reached}; "
+        f"{bytes_in_flight_per_sm} bytes in flight per SM are out of reach with tiles of {tile_bytes}: at "
+        f"most {MAX_STAGES} stages and the CTAs of {threads} threads that fit on {capabilities.name} hold "
+        f"{reached}; "
         "use larger tiles"
     )
 

@@ -31,8 +31,8 @@ BASE_REGISTERS = 32
 class LsuCopyConfig:
     """How ``lsu_copy`` is compiled and launched.
 
-    ``vector_bytes`` per load (32 needs 256-bit accesses: sm_100), ``unroll`` loads per thread before the first
-    use, ``read_only`` loads through ``ld.global.nc``. ``min_shared_bytes`` limits the CTAs per SM.
+    ``vector_bytes`` per load (32 needs 256-bit accesses: sm_100), ``unroll`` loads per thread before the
+    first use, ``read_only`` loads through ``ld.global.nc``. ``min_shared_bytes`` limits the CTAs per SM.
     Raises ConfigError.
     """
 
@@ -124,17 +124,18 @@ def throughput_config(
         for unroll in (8, 4, 2, 1)
     )
     raise ConfigError(
-        f"{bytes_in_flight_per_sm} bytes in flight per SM cannot be had from {used} threads per CTA, 16 bytes "
-        f"per load and tiles of {tile_bytes}: a CTA has at most its tile in flight, {capabilities.name} holds at "
-        f"most {reached}, and the CTAs must divide it; use another tile or thread count"
+        f"{bytes_in_flight_per_sm} bytes in flight per SM cannot be had from {used} threads per CTA, 16 "
+        f"bytes per load and tiles of {tile_bytes}: a CTA has at most its tile in flight, "
+        f"{capabilities.name} holds at most {reached}, and the CTAs must divide it; use another tile or "
+        "thread count"
     )
 
 
 def copy(
     dst: DeviceArray, src: DeviceArray, *, config: LsuCopyConfig, stream: Stream | None = None
 ) -> LaunchInfo:
-    """Copy ``src`` to ``dst``: any shape, dtype and length, both alike, aligned to ``config.vector_bytes`` and
-    at least 16, not overlapping. Queues on ``stream`` and returns; nothing is launched for zero bytes.
+    """Copy ``src`` to ``dst``: any shape, dtype and length, both alike, aligned to ``config.vector_bytes``
+    and at least 16, not overlapping. Queues on ``stream`` and returns; nothing is launched for zero bytes.
 
     Raises OperandError, ConfigError.
     """

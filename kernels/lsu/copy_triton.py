@@ -1,9 +1,11 @@
 """The Triton twin of copy.py: pointer loads and stores, specialised as Triton's JIT does.
 
 Not the same path: Triton keeps the tile in registers, global -> registers -> global, and never goes through
-shared memory, where copy.cu goes twice. Tables mark it so. Loads are 16 bytes wide where the tile has 16 bytes
-per thread, else narrower (``vector_bytes``).
+shared memory, as copy.cu does. Tables mark it so. Loads are 16 bytes wide where the tile has 16 bytes per
+thread, else narrower (``vector_bytes``).
 """
+
+# mypy: disable-error-code="no-untyped-def, attr-defined"
 
 from __future__ import annotations
 
@@ -27,12 +29,12 @@ from smfree.cuda import Capabilities, DeviceArray, Stream, TritonSource, triton_
 
 WORD_BYTES = 4
 WORDS_MULTIPLE = 16
-"""Triton vectorises under a mask only when the bound is a known multiple of 16 elements; the rest goes by bytes."""
+"""Triton vectorises under a mask only when the bound is a known multiple of 16 elements."""
 
 
 @triton.jit
-def copy_triton(dst, src, num_words, num_bytes, TILE_WORDS: tl.constexpr, TAIL_BYTES: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN201, N803, E501
-    """num_words: whole groups of 16 four-byte words; num_bytes - 4 * num_words < TAIL_BYTES go byte by byte."""
+def copy_triton(dst, src, num_words, num_bytes, TILE_WORDS: tl.constexpr, TAIL_BYTES: tl.constexpr):
+    """num_words: whole groups of 16 four-byte words; the rest of num_bytes goes byte by byte."""
     for tile in range(tl.program_id(0), tl.cdiv(num_words, TILE_WORDS), tl.num_programs(0)):
         at = tile.to(tl.int64) * TILE_WORDS + tl.arange(0, TILE_WORDS)
         tl.store(dst + at, tl.load(src + at, mask=at < num_words), mask=at < num_words)

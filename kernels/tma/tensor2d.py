@@ -39,7 +39,7 @@ unavailable = tma_unavailable
 
 @dataclass(frozen=True)
 class Tensor2dConfig:
-    """How ``tma_tensor2d`` is compiled and launched: ``num_stages`` tiles in flight, one of ``threads`` asking.
+    """How ``tma_tensor2d`` is compiled and launched: ``num_stages`` tiles in flight, one thread asking.
 
     ``row_bytes`` is the box's width (0: chosen by :func:`row_bytes_for`). Load and store use the same
     ``swizzle``, so that the data passes unchanged. ``min_shared_bytes`` limits the CTAs per SM.

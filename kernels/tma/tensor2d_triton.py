@@ -7,6 +7,8 @@ arrays are seen as rows of 128 bytes, a tile is a power of two of them. The last
 global -> registers -> global.
 """
 
+# mypy: disable-error-code="no-untyped-def, attr-defined"
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -45,7 +47,7 @@ MBARRIER_BYTES = 8
 @triton.jit
 def tensor2d_triton(
     dst, src, dst_bytes, src_bytes, num_rows, num_bytes, TILE_ROWS: tl.constexpr, ROW_WORDS: tl.constexpr
-):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN201, N803, E501
+):
     """dst, src: descriptors of num_rows x ROW_WORDS words; what is left of num_bytes goes byte by byte."""
     for tile in range(tl.program_id(0), tl.cdiv(num_rows, TILE_ROWS), tl.num_programs(0)):
         dst.store([tile * TILE_ROWS, 0], src.load([tile * TILE_ROWS, 0]))
@@ -150,8 +152,8 @@ def throughput_config(
 def copy(
     dst: DeviceArray, src: DeviceArray, *, config: TritonTensorConfig, stream: Stream | None = None
 ) -> LaunchInfo:
-    """Copy ``src`` to ``dst``: any shape, dtype and length from 128 bytes on, both alike, 16-byte aligned, not
-    overlapping. Queues on ``stream`` and returns; nothing is launched for zero bytes.
+    """Copy ``src`` to ``dst``: any shape, dtype and length from 128 bytes on, both alike, 16-byte aligned,
+    not overlapping. Queues on ``stream`` and returns; nothing is launched for zero bytes.
 
     Raises OperandError, ConfigError.
     """
