@@ -139,7 +139,7 @@ class MBarriers:
                 raise self._fault(
                     "mbarrier.reinit",
                     "mbarrier.init over a live mbarrier",
-                    "initialise it once, by one thread, or mbarrier.inval it first; maybe two barriers share it",
+                    "initialise it once, by one thread, or mbarrier.inval it first (two barriers there?)",
                     k,
                     i,
                 )

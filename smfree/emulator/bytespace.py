@@ -89,7 +89,7 @@ def as_words(values: np.ndarray, n: int) -> tuple[np.ndarray, int]:
     size = values.nbytes // n
     if size not in SHIFT:
         raise ValueError(f"an access moves 1, 2, 4, 8, 16 or 32 bytes per thread, not {size}")
-    words = values.reshape(-1).view(_VIEW_TYPES[min(size, 16)])
+    words: np.ndarray = values.reshape(-1).view(_VIEW_TYPES[min(size, 16)])
     return (words.reshape(n, 2) if size == 32 else words), size
 
 

@@ -584,8 +584,8 @@ class CopyEngine:
             where = self.shared.place(start + at)
             if cells[at] == AWAITS_COPY:
                 raise CopyFault(
-                    f"{what} reads {where}, the destination of {self._copy_at(start + at, True)}, which is not "
-                    "complete; wait for that first",
+                    f"{what} reads {where}, the destination of {self._copy_at(start + at, True)}, which is "
+                    "not complete; wait for that first",
                     rule="copy.destination_read",
                     index=index,
                 )
