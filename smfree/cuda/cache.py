@@ -65,7 +65,10 @@ class CompileCache:
         payload = raw[digest_end:]
         if raw[len(_MAGIC) : digest_end - 1].decode(errors="replace") != hashlib.sha256(payload).hexdigest():
             return None
-        return _decode(json.loads(payload))
+        try:
+            return _decode(json.loads(payload))
+        except (ValueError, TypeError, KeyError):  # another version of smfree wrote it
+            return None
 
     def put(self, key: str, image: ModuleImage) -> None:
         """Store an image. A folder that cannot be written costs a warning, never the compilation."""

@@ -56,8 +56,13 @@ class CudaSource:
 
     @property
     def name(self) -> str:
-        """Folder and file, for example ``lsu/copy.cu``: the name in ``.loc`` lines and in errors."""
+        """Folder and file, for example ``lsu/copy.cu``: the name in errors and records."""
         return "/".join(self.path.parts[-2:]).lstrip("/")
+
+    @property
+    def location(self) -> str:
+        """The name that the compiler sees and that PTX's ``.file`` carries: the real path, for source views."""
+        return str(self.path.resolve()) if self.text is None else self.name
 
     def read(self) -> bytes:
         """The source's bytes. Raises CompileError when the file is not there."""
@@ -108,7 +113,7 @@ def compile_cuda(source: CudaSource, arch: str, *, cache: CompileCache | None = 
     text = source.read()
     dirs = source.search_dirs()
     options = compile_options(source, arch)
-    parts: list[str | bytes] = ["cuda", version, arch, source.name, text, *options]
+    parts: list[str | bytes] = ["cuda", version, arch, source.location, text, *options]
     parts += [part for found in _headers(text, dirs) for part in found]
     key = key_of(parts)
     return (cache or CompileCache()).fetch(key, lambda: _compile(source, text, arch, options, dirs, version))
@@ -160,7 +165,7 @@ def _compile(
     source: CudaSource, text: bytes, arch: str, options: tuple[str, ...], dirs: tuple[Path, ...], version: str
 ) -> ModuleImage:
     started = time.perf_counter()
-    (program,) = _call("nvrtcCreateProgram", text, source.name.encode(), 0, [], [])
+    (program,) = _call("nvrtcCreateProgram", text, source.location.encode(), 0, [], [])
     try:
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         log = _output(program, "nvrtcGetProgramLog").rstrip(b"\0 \n").decode(errors="replace")
