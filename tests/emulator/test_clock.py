@@ -107,6 +107,29 @@ def test_a_calendar_follows_a_run_much_longer_than_its_window() -> None:
     assert many.max() == pytest.approx(t + 20_000.0)
 
 
+def test_idle_time_between_the_requests_of_a_batch_stays_free() -> None:
+    bank = ServerBank(1)
+    zeros = np.zeros(40, dtype=np.int64)
+    bank.serve(zeros, np.arange(40) * 1000.0, np.full(40, 100.0))
+    between = np.arange(40) * 1000.0 + 500.0
+    np.testing.assert_allclose(bank.serve(zeros, between, np.full(40, 100.0)), between + 100.0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_large_and_small_batches_find_the_same_free_time(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    one_by_one, at_once = ServerBank(2), ServerBank(2)
+    for _ in range(6):  # long gaps and long work, so that many bins are full and many are free
+        n = 40
+        server, t = rng.integers(0, 2, n), np.sort(rng.random(n) * 20_000)
+        work = rng.exponential(60, n)
+        small = [one_by_one.serve(server[i : i + 1], t[i : i + 1], work[i : i + 1])[0] for i in range(n)]
+        large = at_once.serve(server, t, work)
+        # The last sliver of a request can fit before a full stretch in one and only behind it in the other.
+        assert np.quantile(np.abs(large - small), 0.9) < 2 * BIN
+        assert abs(float(np.mean(large - small))) < BIN
+
+
 def test_servers_do_not_disturb_each_other() -> None:
     bank = ServerBank(2)
     bank.serve(np.zeros(50, dtype=np.int64), np.zeros(50), np.full(50, 100.0))
