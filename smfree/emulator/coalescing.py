@@ -1,7 +1,7 @@
 """What one warp-wide access costs: 32-byte sectors in global memory, wavefronts in shared memory.
 
-Vectorised over many warps at once. The active lanes of a warp are adjacent in ``addr``; ``warp_starts`` are the
-positions where each warp begins (ascending, the first is 0).
+Vectorised over many warps at once. The active lanes of a warp are adjacent in ``addr``; ``warp_starts`` are
+the positions where each warp begins (ascending, the first is 0).
 """
 
 from __future__ import annotations
@@ -46,42 +46,57 @@ def wavefronts_per_warp(
 ) -> np.ndarray:
     """Shared-memory wavefronts of each warp -> int64[warps].
 
-    32 banks of 4 bytes; lanes on the same word share it, two words of one bank take two wavefronts. An access of 8
-    bytes per lane goes per half-warp, one of 16 per quarter-warp, so a full warp without conflicts takes 1, 2 or 4.
-    The parts follow ``lane_id`` (0..31), or the position in the warp when that is not given. ``addr`` may be flat
-    over CTAs when their pitch is a multiple of 128 bytes.
+    32 banks of 4 bytes; lanes on the same word share it, two words of one bank take two wavefronts. An access
+    of 8 bytes per lane goes per half-warp, one of 16 per quarter-warp, so a full warp without conflicts takes
+    4. The parts follow ``lane_id`` (0..31), or the position in the warp when that is not given. ``addr`` may
+    be flat over CTAs when their pitch is a multiple of 128 bytes.
     """
     warps = len(warp_starts)
     if not warps:
         return np.zeros(0, np.int64)
-    parts = max(1, nbytes // BANK_BYTES)
-    words = max(1, nbytes // BANK_BYTES)
+    words = parts = max(1, nbytes // BANK_BYTES)
+    lanes = WARP_LANES // parts
+    word = addr >> 2
     if len(addr) == warps * WARP_LANES:
-        grid = addr.reshape(warps, WARP_LANES)
-        shape = grid - grid[:, :1]
-        same = bool((shape == shape[0]).all())
-        if same and (
-            nbytes >= BANK_BYTES or bool((grid[:, 0] % BANK_BYTES == grid[0, 0] % BANK_BYTES).all())
-        ):
-            # Moving a warp as a whole rotates its banks: one warp answers for all.
-            step = int(shape[0, 1])
-            if step == nbytes and bool((np.diff(shape[0]) == step).all()):
-                return np.full(warps, parts, np.int64)
-            one = _wavefronts(grid[0], words, np.zeros(1, np.int64), np.arange(WARP_LANES), parts)
-            return np.full(warps, one[0], np.int64)
-    if lane_id is None:
-        lane_id = np.arange(len(addr)) - np.repeat(warp_starts, np.diff(warp_starts, append=len(addr)))
-    return _wavefronts(addr, words, warp_starts, lane_id, parts)
-
-
-def _wavefronts(
-    addr: np.ndarray, words: int, warp_starts: np.ndarray, lane_id: np.ndarray, parts: int
-) -> np.ndarray:
-    warps = len(warp_starts)
+        grid = word.reshape(warps * parts, lanes)
+        cost = _conflicts(grid, words)
+        return (
+            np.full(warps, parts * cost) if isinstance(cost, int) else cost.reshape(warps, parts).sum(axis=1)
+        )
     lengths = np.diff(warp_starts, append=len(addr))
-    owner = np.repeat(np.arange(warps), lengths) * parts + lane_id // (WARP_LANES // parts)
-    word = (addr >> 2)[:, None] + np.arange(words)
-    keys = np.unique(((owner << _KEY_BITS)[:, None] | word).reshape(-1))
-    bank = (keys >> _KEY_BITS) * BANKS + (keys & (BANKS - 1))
-    count = np.bincount(bank, minlength=warps * parts * BANKS).reshape(warps * parts, BANKS)
-    return count.max(axis=1).reshape(warps, parts).sum(axis=1)
+    if lane_id is None:
+        lane_id = np.arange(len(addr)) - np.repeat(warp_starts, lengths)
+    row = np.repeat(np.arange(warps) * parts, lengths) + lane_id // lanes
+    some = np.full(warps * parts, -1, np.int64)
+    some[row] = word
+    grid = np.repeat(
+        some[:, None], lanes, axis=1
+    )  # idle lanes repeat a word of their part, which costs nothing
+    grid[row, lane_id % lanes] = word
+    cost = _conflicts(grid[some >= 0], words)
+    out = np.zeros(warps * parts, np.int64)
+    out[some >= 0] = cost
+    return out.reshape(warps, parts).sum(axis=1)
+
+
+def _conflicts(grid: np.ndarray, words: int) -> np.ndarray | int:
+    """Wavefronts of each row of first words (``words`` per lane); one int when all rows have the same shape."""
+    shape = grid - grid[:, :1]
+    if (shape == shape[0]).all():
+        # Moving a row as a whole rotates its banks: one row answers for all.
+        if (shape[0, 1:] - shape[0, :-1] == words).all():
+            return 1
+        grid = grid[:1]
+        return int(_count(grid, words)[0])
+    return _count(grid, words)
+
+
+def _count(grid: np.ndarray, words: int) -> np.ndarray:
+    rows = len(grid)
+    if words > 1:
+        grid = (grid[:, :, None] + np.arange(words)).reshape(rows, -1)
+    ordered = np.sort(grid, axis=1)
+    fresh = np.ones(ordered.shape, bool)
+    np.not_equal(ordered[:, 1:], ordered[:, :-1], out=fresh[:, 1:])
+    bank = (ordered & (BANKS - 1)) + np.arange(rows)[:, None] * BANKS
+    return np.bincount(bank[fresh], minlength=rows * BANKS).reshape(rows, BANKS).max(axis=1)

@@ -254,14 +254,15 @@ class CopyEngine:
         multiples of 16."""
         dst, src = as_addresses(dst), as_addresses(src)
         sizes = self._bulk_sizes(dst, src, nbytes, "load", loads=True)
-        self._bulk_global(src, sizes, "cp.async.bulk source")
+        home = self.memory.check_ranges(src, sizes, "cp.async.bulk source")
         self._live_barrier(key)
         self._unordered_source(src, sizes, "cp.async.bulk load")
         for size, which in _by_size(sizes):
             self._open_destination(dst[which], size, "cp.async.bulk", label, which)
             self._close(dst[which], size)
         mover = BulkMover(self.memory, self.shared, dst, src, sizes, loads=True)
-        mover.check_source(self.report)
+        if home is None or not home.full:
+            mover.check_source(self.report)
         batch = PendingCopies(self, CopyKind.BULK_G2S, issuer, dst, src, sizes, mover, key=key, label=label)
         self._claim(batch, src, sizes, writes=False)
         self._live.append(batch)
@@ -280,7 +281,7 @@ class CopyEngine:
         """``cp.async.bulk.global.shared::cta.bulk_group``: src flat shared, dst global."""
         dst, src = as_addresses(dst), as_addresses(src)
         sizes = self._bulk_sizes(dst, src, nbytes, "store", loads=False)
-        self._bulk_global(dst, sizes, "cp.async.bulk destination")
+        self.memory.check_ranges(dst, sizes, "cp.async.bulk destination")
         for size, which in _by_size(sizes):
             self._source_ready(src[which], size, "cp.async.bulk store", which)
             self.shared.use_source(src[which], size, +1)
@@ -309,11 +310,6 @@ class CopyEngine:
                 index=i,
             )
         return sizes
-
-    def _bulk_global(self, addr: np.ndarray, sizes: np.ndarray, what: str) -> None:
-        for i, (start, size) in enumerate(zip(addr.tolist(), sizes.tolist(), strict=True)):
-            if size:
-                self.memory.check_range(start, size, what, i)
 
     # --- tensor ---
 

@@ -326,6 +326,22 @@ class GlobalMemory(ByteSpace):
         assert home is not None
         return home
 
+    def check_ranges(self, addr: np.ndarray, nbytes: np.ndarray, what: str) -> Allocation | None:
+        """:meth:`check_range` for n ranges; the allocation when one holds them all."""
+        used = nbytes > 0
+        if not used.all():
+            addr, nbytes = addr[used], nbytes[used]
+        if not len(addr):
+            return None
+        low, high = int(addr.min()), int((addr + nbytes).max())
+        home = self._at_or_before(low)
+        if home is not None and not home.freed and high <= home.end:
+            return home
+        index = np.flatnonzero(used).tolist()
+        for i, start, size in zip(index, addr.tolist(), nbytes.tolist(), strict=True):
+            self.check_range(start, size, what, i)
+        return None
+
     def span(self, addr: int, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
         """Unchecked views (data, shadow) of [addr, addr + nbytes)."""
         lo = addr - self.base

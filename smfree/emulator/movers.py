@@ -8,7 +8,7 @@ import numpy as np
 
 from smfree.emulator.bytespace import SHIFT, WRITTEN, Report
 from smfree.emulator.errors import MemoryFault
-from smfree.emulator.memory import Allocation, GlobalMemory
+from smfree.emulator.memory import GlobalMemory
 from smfree.emulator.shared import SharedMemory, ranges_index
 from smfree.emulator.tensormap import BoxRows, TensorMap, swizzle
 
@@ -168,16 +168,14 @@ class BulkMover(Mover):
             self._mark_global(which, index)
 
     def _mark_global(self, which: np.ndarray, index: np.ndarray) -> None:
-        size = int(self.sizes[0])
-        homes: dict[int, tuple[Allocation, int]] = {}
-        for start in self.dst[which].tolist():
-            home = self.memory.allocation_of(start)
-            if home is not None and not home.full:
-                homes[home.start] = (home, homes.get(home.start, (home, 0))[1] + size)
-        if homes:
-            self.memory._shadow.put_constant(index, 16, WRITTEN)
-            for home, nbytes in homes.values():
-                self.memory.note_written(home, nbytes)
+        starts = self.dst[which]
+        home = self.memory.allocation_of(int(starts.min()))
+        if home is not None and int(starts.max()) < home.end:
+            if not home.full:
+                self.memory._shadow.put_constant(index, 16, WRITTEN)
+                self.memory.note_written(home, len(index) << 4)
+            return
+        self.memory._shadow.put_constant(index, 16, WRITTEN)
 
     def _fetch(self, which: np.ndarray) -> list[np.ndarray]:
         pairs = zip(self.src[which].tolist(), self.sizes[which].tolist(), strict=True)

@@ -30,7 +30,7 @@ from smfree.emulator.errors import BarrierFault, CopyFault
 _NEW, _OUTSIDE, _BARRIER, _DST, _SRC = 1, 2, 4, 8, 16
 _STOPS_LOAD = _OUTSIDE | _BARRIER | _DST
 _STOPS_STORE = _STOPS_LOAD | _SRC
-_ROW_LOOP_BYTES = 1024
+_ROW_LOOP_BYTES = 2048
 
 
 def ranges_index(start: np.ndarray, length: int) -> np.ndarray:
@@ -223,15 +223,22 @@ class SharedMemory(ByteSpace):
 
     def use_source(self, addr: np.ndarray, nbytes: int, delta: int) -> None:
         """A copy that reads [addr, addr + nbytes) was issued (+1) or has read it (-1); multiples of 16."""
-        for start in addr.tolist():
-            part = slice(start >> 4, (start + nbytes) >> 4)
-            uses, guard = self._source_uses[part], self._guard[part]
+        apart = nbytes < _ROW_LOOP_BYTES and len(addr) > 1
+        if apart:
+            line = np.sort(addr)
+            apart = bool((line[1:] - line[:-1] >= nbytes).all())
+        if apart:
+            parts: list[slice | np.ndarray] = [ranges_index(addr >> 4, nbytes >> 4)]
+        else:
+            parts = [slice(start >> 4, (start + nbytes) >> 4) for start in addr.tolist()]
+        for part in parts:
             if delta > 0:
-                uses += np.uint16(1)
-                guard |= np.uint8(_SRC)
+                self._source_uses[part] += np.uint16(1)
+                self._guard[part] |= np.uint8(_SRC)
             else:
-                uses -= np.uint16(1)
-                guard[uses == 0] &= 0xFF ^ _SRC
+                uses = self._source_uses[part] - np.uint16(1)
+                self._source_uses[part] = uses
+                self._guard[part] &= np.where(uses == 0, np.uint8(0xFF ^ _SRC), np.uint8(0xFF))
 
     def check_range(self, addr: np.ndarray, nbytes: int, what: str) -> None:
         """Fault unless every [addr, addr + nbytes) lies inside its CTA's shared memory."""
