@@ -26,6 +26,10 @@ _ROUNDING = 1e-4  # cycles; above the error of a cumulative maximum over shifted
 _HISTORY = 512  # bins kept behind the earliest request of a batch
 
 
+def _alike(values: list[Any]) -> bool:
+    return values.count(values[0]) == len(values)
+
+
 class ServerBank:
     """``count`` equal servers. Times and work in cycles; ``bin_cycles`` is the calendar's resolution."""
 
@@ -58,6 +62,10 @@ class ServerBank:
         n = len(t)
         if n <= _SMALL:
             times, works, servers = t.tolist(), work.tolist(), server.tolist()
+            if n > 1 and _alike(times) and _alike(works) and _alike(servers):
+                # Equal requests at one moment leave one by one, the last when the work of all is done.
+                end = self._serve_one(servers[0], times[0], works[0] * n)
+                return end - works[0] * np.arange(n - 1.0, -1.0, -1.0)
             out = [0.0] * n
             for i in sorted(range(n), key=times.__getitem__) if n > 1 else range(n):
                 out[i] = self._serve_one(servers[i], times[i], works[i])

@@ -48,14 +48,15 @@ class CopyUnit:
         read = lanes.n * nbytes if src_bytes is None else int(np.sum(np.broadcast_to(src_bytes, lanes.n)))
         launch.counters.cp_async_requests += len(lanes.warps)
         launch.counters.bytes_async += read
-        sectors = launch.memory_sectors(src, nbytes, lanes)
-        launch.counters.global_load_sectors += int(sectors.sum())
+        pattern = launch.memory.pattern(g, src, nbytes)
+        sectors, total = pattern.sectors
+        launch.counters.global_load_sectors += total
         if launch.clock is not None:
             t = launch.settle(g)
             asked = np.full(lanes.n, nbytes) if src_bytes is None else np.broadcast_to(src_bytes, lanes.n)
             per_warp = np.add.reduceat(asked, lanes.warp_starts)
             if src_bytes is None:
-                hits = launch.memory.l2_hits(lanes, src, nbytes, write=False)
+                hits, _ = launch.memory.l2_hits(pattern, src, write=False)
             else:
                 reading = np.flatnonzero(asked > 0)
                 held = np.zeros(lanes.n, np.int64)

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smfree.emulator.coalescing import sectors_per_warp
 from smfree.emulator.counters import Counters
 from smfree.emulator.errors import EmulationError, Severity, Unsupported
 from smfree.emulator.exec import arith, async_ops, convert, memory_ops, sync_ops, warp
 from smfree.emulator.exec.copy_unit import CopyUnit
 from smfree.emulator.exec.decode import Decoder, Program, Segment, Step
-from smfree.emulator.exec.lanes import WARP_SIZE, Geometry, Group, Join, LaneSet, merge
+from smfree.emulator.exec.lanes import WARP_SIZE, Geometry, Group, Join, merge
 from smfree.emulator.exec.memory_unit import MemoryUnit
 from smfree.emulator.exec.report import deadlock, place, xyz
 from smfree.emulator.exec.schedule import Schedule, make_schedule
@@ -536,9 +535,6 @@ class Launch:
         tid = (warps % wpc)[:, None] * WARP_SIZE + lane
         ids = (warps // wpc)[:, None] * threads + np.minimum(tid, threads - 1)
         return ((self.alive[ids] & (tid < threads)) << lane).sum(axis=1)
-
-    def memory_sectors(self, addr: Any, nbytes: int, lanes: LaneSet) -> Any:
-        return sectors_per_warp(addr, nbytes, lanes.warp_starts)
 
     def name_lane(self, lane: int) -> str:
         """ "CTA 3 thread 17" """

@@ -15,7 +15,62 @@ if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch
 
 LINE_BYTES = 128
-SECTOR_BYTES = 32
+PATTERNS_KEPT = 4096
+
+
+class Pattern:
+    """What the addresses of one access have in common with the last time: everything but where they start.
+
+    ``rel`` are the addresses relative to the first lane's, ``phase`` that one's place in a 128-byte line. Sector,
+    wavefront and line counts depend on nothing else, so a loop derives them once.
+    """
+
+    __slots__ = ("_lanes", "_nbytes", "_runs", "_sectors", "_waves", "high", "low", "phase", "rel")
+
+    def __init__(self, lanes: LaneSet, rel: Any, phase: int, nbytes: int) -> None:
+        self.rel, self.phase = rel, phase
+        self.low, self.high = int(rel.min()), int(rel.max()) + nbytes
+        self._lanes, self._nbytes = lanes, nbytes
+        self._sectors: tuple[Any, int] | None = None
+        self._waves: tuple[Any, int] | None = None
+        self._runs: tuple[Any, Any, Any, Any] | None = None
+
+    def fits(self, lanes: LaneSet, rel: Any, phase: int, nbytes: int) -> bool:
+        same = self._lanes is lanes and self.phase == phase and self._nbytes == nbytes
+        return same and bool((self.rel == rel).all())
+
+    @property
+    def sectors(self) -> tuple[Any, int]:
+        """Sectors of each warp, and of all."""
+        if self._sectors is None:
+            found = sectors_per_warp(self.rel + self.phase, self._nbytes, self._lanes.warp_starts)
+            self._sectors = found, int(found.sum())
+        return self._sectors
+
+    @property
+    def waves(self) -> tuple[Any, int]:
+        """Shared-memory wavefronts of each warp, and of all."""
+        if self._waves is None:
+            lanes = self._lanes
+            lane_id = None if lanes.full_warps else lanes.laneid
+            found = wavefronts_per_warp(self.rel + self.phase, self._nbytes, lanes.warp_starts, lane_id)
+            self._waves = found, int(found.sum())
+        return self._waves
+
+    @property
+    def runs(self) -> tuple[Any, Any, Any, Any]:
+        """Runs of neighbouring lanes in one line: relative line, bytes, each warp's first run, bytes per warp."""
+        if self._runs is None:
+            lanes = self._lanes
+            lines = (self.rel + self.phase) // LINE_BYTES
+            new = np.ones(lanes.n, np.bool_)
+            np.not_equal(lines[1:], lines[:-1], out=new[1:])
+            new[lanes.warp_starts] = True
+            at = np.flatnonzero(new)
+            nbytes = np.diff(at, append=lanes.n) * self._nbytes
+            per_warp = lanes.warp_counts * self._nbytes
+            self._runs = lines[at], nbytes, np.searchsorted(at, lanes.warp_starts), per_warp
+        return self._runs
 
 
 class MemoryUnit:
@@ -29,7 +84,20 @@ class MemoryUnit:
         self.shared = SharedMemory(launch.geometry.slots, pitch, launch.shared_bytes, report=launch.report)
         self.local: SharedMemory | None = None
         self.performed = np.zeros(launch.geometry.num_warps)  # when each warp's stores are visible to all
+        self._patterns: dict[tuple[int, int], Pattern] = {}
         self.ready: dict[int, Any] = {}  # per register: when each warp's pending load has filled it
+
+    def pattern(self, g: Group, addr: Any, nbytes: int) -> Pattern:
+        """The access pattern of the instruction at hand."""
+        first = int(addr[0])
+        rel, phase = addr - first, first % LINE_BYTES
+        key = (g.pc, id(g.lanes))
+        known = self._patterns.get(key)
+        if known is None or not known.fits(g.lanes, rel, phase, nbytes):
+            if len(self._patterns) >= PATTERNS_KEPT:
+                self._patterns.clear()
+            known = self._patterns[key] = Pattern(g.lanes, rel, phase, nbytes)
+        return known
 
     # ---------------------------------------------------------------- global
 
@@ -37,17 +105,17 @@ class MemoryUnit:
         """uint[n, count] loaded; the registers named become ready when the modelled load returns."""
         values = self.global_memory.load(addr, size, count)
         lanes, nbytes = g.lanes, size * count
-        sectors = sectors_per_warp(addr, nbytes, lanes.warp_starts)
+        pattern = self.pattern(g, addr, nbytes)
+        sectors, total = pattern.sectors
         counters = self.launch.counters
         counters.global_load_requests += len(lanes.warps)
-        counters.global_load_sectors += int(sectors.sum())
+        counters.global_load_sectors += total
         counters.global_load_bytes += lanes.n * nbytes
         counters.bytes_through_registers += lanes.n * nbytes
         clock = self.launch.clock
         if clock is not None:
             t = self.launch.settle(g)
-            per_warp = lanes.warp_counts * nbytes
-            hits = self.l2_hits(lanes, addr, nbytes, write=False)
+            hits, per_warp = self.l2_hits(pattern, addr, write=False)
             self.until(g, registers, clock.global_load(lanes.sm, t, per_warp, sectors, hits, path="lsu"))
         return values
 
@@ -55,38 +123,32 @@ class MemoryUnit:
         """Store uint[n, k]."""
         self.global_memory.store(addr, values)
         lanes, nbytes = g.lanes, values.shape[1] * values.itemsize
-        sectors = sectors_per_warp(addr, nbytes, lanes.warp_starts)
+        pattern = self.pattern(g, addr, nbytes)
+        sectors, total = pattern.sectors
         counters = self.launch.counters
         counters.global_store_requests += len(lanes.warps)
-        counters.global_store_sectors += int(sectors.sum())
+        counters.global_store_sectors += total
         counters.global_store_bytes += lanes.n * nbytes
         counters.bytes_through_registers += lanes.n * nbytes
         clock = self.launch.clock
         if clock is None:
             self.launch.did_something()
-        else:
-            t = self.launch.settle(g)
-            per_warp = lanes.warp_counts * nbytes
-            misses = per_warp - self.l2_hits(lanes, addr, nbytes, write=True)
-            accepted, performed = clock.global_store(lanes.sm, t, per_warp, sectors, misses)
-            w = lanes.warp_slice
-            self.launch.time[w] = accepted
-            self.performed[w] = np.maximum(self.performed[w], performed)
-            self.launch.did_something(float(performed.max()))
+            return
+        t = self.launch.settle(g)
+        hits, per_warp = self.l2_hits(pattern, addr, write=True)
+        accepted, performed = clock.global_store(lanes.sm, t, per_warp, sectors, per_warp - hits)
+        w = lanes.warp_slice
+        self.launch.time[w] = accepted
+        self.performed[w] = np.maximum(self.performed[w], performed)
+        self.launch.did_something(float(performed.max()))
 
-    def l2_hits(self, lanes: LaneSet, addr: Any, nbytes: int, *, write: bool) -> Any:
-        """Bytes of each warp's access that L2 holds; the lines are there afterwards."""
-        lines = (addr - self.global_memory.base) // LINE_BYTES
-        new = np.empty(lanes.n, np.bool_)
-        new[0] = True
-        np.not_equal(lines[1:], lines[:-1], out=new[1:])
-        new[lanes.warp_starts] = True
-        runs = np.flatnonzero(new)
-        run_bytes = np.diff(np.append(runs, lanes.n)) * nbytes
-        held = self.device.l2.touch(lines[runs], write) * run_bytes
-        hits = np.add.reduceat(held, np.searchsorted(runs, lanes.warp_starts))
-        self.count_l2(int(run_bytes.sum()), int(hits.sum()), write=write)
-        return hits
+    def l2_hits(self, pattern: Pattern, addr: Any, *, write: bool) -> tuple[Any, Any]:
+        """(bytes that L2 holds, bytes) of each warp's access; the lines are there afterwards."""
+        lines, nbytes, first_runs, per_warp = pattern.runs
+        start = (int(addr[0]) - self.global_memory.base) // LINE_BYTES
+        hits = np.add.reduceat(self.device.l2.touch(lines + start, write) * nbytes, first_runs)
+        self.count_l2(int(per_warp.sum()), int(hits.sum()), write=write)
+        return hits, per_warp
 
     def range_hits(self, addr: Any, nbytes: Any, *, write: bool) -> Any:
         """The same for contiguous ranges, one per bulk copy: bytes of each that L2 holds."""
@@ -113,25 +175,34 @@ class MemoryUnit:
 
     def flat_shared(self, g: Group, addr: Any, nbytes: int) -> Any:
         """Window offsets -> flat addresses over all slots; outside the CTA's shared memory is a fault."""
+        return self._flat(g, addr, nbytes, int(addr.min()), int(addr.max()) + nbytes)
+
+    def _flat(self, g: Group, addr: Any, nbytes: int, low: int, high: int) -> Any:
         limit = self.launch.shared_bytes
-        if int(addr.min()) < 0 or int(addr.max()) + nbytes > limit:
+        if low < 0 or high > limit:
             bad = int(np.flatnonzero((addr < 0) | (addr + nbytes > limit))[0])
             raise MemoryFault(
-                f"shared access of {nbytes} bytes at offset 0x{int(addr[bad]):x} leaves the {limit} bytes "
-                "this CTA has; "
-                "check the index, or launch with more dynamic shared memory",
+                f"shared access of {nbytes} bytes at offset 0x{int(addr[bad]):x} leaves the {limit} bytes this CTA "
+                "has; check the index, or launch with more dynamic shared memory",
                 rule="shared.bounds",
                 index=bad,
             )
         slot = g.lanes.one_slot
         return addr + (slot * self.pitch if slot is not None else g.lanes.slot * self.pitch)
 
+    def _shared_pattern(self, g: Group, addr: Any, nbytes: int) -> tuple[Pattern, Any]:
+        pattern = self.pattern(g, addr, nbytes)
+        first = int(addr[0])
+        return pattern, self._flat(g, addr, nbytes, first + pattern.low, first + pattern.high)
+
     def load_shared(self, g: Group, addr: Any, size: int, count: int, registers: list[int]) -> Any:
-        values = self.shared.load(self.flat_shared(g, addr, size * count), size, count)
-        waves = self._wavefronts(g, addr, size * count)
+        """uint[n, count] loaded from the CTA's shared memory."""
+        pattern, flat = self._shared_pattern(g, addr, size * count)
+        values = self.shared.load(flat, size, count)
+        waves, total = pattern.waves
         counters = self.launch.counters
         counters.shared_load_requests += len(g.lanes.warps)
-        counters.shared_load_wavefronts += int(waves.sum())
+        counters.shared_load_wavefronts += total
         counters.shared_load_bytes += g.lanes.n * size * count
         clock = self.launch.clock
         if clock is not None:
@@ -139,23 +210,19 @@ class MemoryUnit:
         return values
 
     def store_shared(self, g: Group, addr: Any, values: Any) -> None:
+        """Store uint[n, k] to the CTA's shared memory."""
         nbytes = values.shape[1] * values.itemsize
-        self.shared.store(self.flat_shared(g, addr, nbytes), values)
-        waves = self._wavefronts(g, addr, nbytes)
+        pattern, flat = self._shared_pattern(g, addr, nbytes)
+        self.shared.store(flat, values)
+        waves, total = pattern.waves
         counters = self.launch.counters
         counters.shared_store_requests += len(g.lanes.warps)
-        counters.shared_store_wavefronts += int(waves.sum())
+        counters.shared_store_wavefronts += total
         counters.shared_store_bytes += g.lanes.n * nbytes
         self.launch.did_something()
         clock = self.launch.clock
         if clock is not None:
             clock.shared(g.lanes.sm, self.launch.settle(g), waves)
-
-    def _wavefronts(self, g: Group, addr: Any, nbytes: int) -> Any:
-        lanes = g.lanes
-        return wavefronts_per_warp(
-            addr, nbytes, lanes.warp_starts, None if lanes.full_warps else lanes.laneid
-        )
 
     def _local_space(self) -> SharedMemory:
         if self.local is None:
@@ -206,9 +273,9 @@ class MemoryUnit:
         clock = self.launch.clock
         if clock is not None:
             lanes = g.lanes
-            per_warp = lanes.warp_counts * value.itemsize
-            hits = self.l2_hits(lanes, addr, value.itemsize, write=True)
-            sectors = sectors_per_warp(addr, value.itemsize, lanes.warp_starts)
+            pattern = self.pattern(g, addr, value.itemsize)
+            hits, per_warp = self.l2_hits(pattern, addr, write=True)
+            sectors, _ = pattern.sectors
             done = clock.global_load(lanes.sm, self.launch.settle(g), per_warp, sectors, hits, path="lsu")
             self.launch.time[lanes.warp_slice] = done
         return old
