@@ -51,6 +51,8 @@ def _alu(site: Site) -> Iterator[Finding]:
     opcode, name = site.instr.opcode, site.instr.name
     type_name = site.modifiers[-1] if site.modifiers else ""
     signature, kinds = _SIGNATURES[opcode]
+    if type_name[-2:] in ("x2", "x4") or sum(m in TYPE_BYTES for m in site.modifiers) > 1:
+        return  # packed and mixed-precision forms have shapes of their own
     if (type_name not in TYPE_BYTES and type_name != "pred") or _kind(type_name) not in kinds:
         example = {"b": "b32", "u": "u32", "s": "s32", "f": "f32"}[kinds[0]]
         yield Finding(
@@ -63,6 +65,10 @@ def _alu(site: Site) -> Iterator[Finding]:
             return
         if site.has("wide"):
             signature = _WIDE[opcode]
+    if opcode in ("min", "max") and len(site.operands) == 4 and type_name == "f32":
+        if site.target.number < 100:
+            yield Finding("ptx.target", f"{name} of three values needs sm_100, the target is {site.target}")
+        signature = "tttt"
     if opcode == "setp":
         yield from _comparison(site, _kind(type_name), type_name)
         if any(m in ("and", "or", "xor") for m in site.modifiers):
