@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from smfree.emulator.clock import L2, Clock
 from smfree.emulator.counters import Counters
 from smfree.emulator.errors import EmulationError, Severity
+from smfree.emulator.exec.launch import run as run_kernel
 from smfree.emulator.memory import GlobalMemory
 from smfree.emulator.profile import LINE_BYTES, Profile
 from smfree.emulator.profile import load as load_profile
@@ -45,6 +46,8 @@ class LaunchOutcome(Protocol):
     def counters(self) -> Counters: ...
     @property
     def findings(self) -> Sequence[Any]: ...
+    @property
+    def ctas_per_sm(self) -> int: ...
 
 
 class Executor(Protocol):
@@ -64,6 +67,7 @@ class Executor(Protocol):
         seed: int,
         start_cycle: float,
         module_symbols: Mapping[str, int],
+        registers: int | None,
     ) -> LaunchOutcome: ...
 
 
@@ -88,6 +92,7 @@ class LaunchRecord:
     end_s: float
     cycles: float
     counters: Counters
+    ctas_per_sm: int
     findings: tuple[Any, ...] = ()
 
 
@@ -160,7 +165,7 @@ class Node:
         self.schedule = schedule
         self.seed = seed
         self.strict = Strict(strict)
-        self.executor = executor if executor is not None else _default_executor()
+        self.executor = executor if executor is not None else run_kernel
         self.host_wait_limit_s = host_wait_limit_s
         self.host_time_s = 0.0
         self.initialised = False
@@ -251,10 +256,3 @@ class Node:
             if device.memory.allocation_of(address) is not None:
                 return device
         return None
-
-
-def _default_executor() -> Executor:
-    """The interpreter; imported here because it imports this module."""
-    from smfree.emulator.exec.launch import run
-
-    return run

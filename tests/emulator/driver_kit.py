@@ -1,4 +1,4 @@
-"""What the driver's tests share: a node whose executor only takes notes, small PTX texts, and checked calls."""
+"""What the driver's tests share: a node whose executor only takes notes, small PTX texts, checked calls."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Outcome:
     cycles: float
     counters: Counters = field(default_factory=Counters)
     findings: Sequence[Any] = ()
+    ctas_per_sm: int = 1
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Call:
     shared_bytes: int
     start_cycle: float
     symbols: dict[str, int]
+    registers: int | None
 
 
 class FakeExecutor:
@@ -63,10 +65,21 @@ class FakeExecutor:
         seed: int,
         start_cycle: float,
         module_symbols: Any,
+        registers: int | None,
     ) -> Outcome:
         symbols = dict(module_symbols)
         self.calls.append(
-            Call(kernel.name, params, grid, block, cluster, dynamic_shared_bytes, start_cycle, symbols)
+            Call(
+                kernel.name,
+                params,
+                grid,
+                block,
+                cluster,
+                dynamic_shared_bytes,
+                start_cycle,
+                symbols,
+                registers,
+            )
         )
         if self.effect is not None:
             self.effect(device, params)
@@ -116,7 +129,7 @@ def load(driver: Driver, image: bytes, name: bytes = b"work") -> Any:
 
 
 def launch(driver: Driver, function: Any, stream: Any = 0, params: Any = None, **shape: Any) -> Any:
-    """cuLaunchKernel's result for a 1 x 32 launch unless ``shape`` (grid, block, shared_bytes) says otherwise."""
+    """cuLaunchKernel's result, 1 x 32 unless ``shape`` (grid, block, shared_bytes) says otherwise."""
     grid, block = shape.get("grid", ONE), shape.get("block", (32, 1, 1))
     return driver.cuLaunchKernel(function, *grid, *block, shape.get("shared_bytes", 0), stream, params, 0)
 

@@ -126,7 +126,7 @@ def test_strict_findings_are_raised_recorded_or_ignored(strict: str, raised: boo
         node.found(CopyFault("never forgiven", rule="copy.error"))
 
 
-# -------------------------------------------------------------------------------------------------- tensor maps
+# --- tensor maps
 
 
 def encode(driver: Any, width: int = 104, address: int = 1 << 40, box: int = 64) -> Any:

@@ -25,7 +25,7 @@ from tests.emulator.driver_kit import (
 F = cuda.CUfunction_attribute
 DYNAMIC = F.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
-# --------------------------------------------------------------------------------------------------- modules
+# --- modules
 
 
 def test_missing_kernel_lists_the_entry_points() -> None:
@@ -49,8 +49,8 @@ def test_ptx_may_come_as_an_address() -> None:
 
 def test_broken_ptx_is_refused_with_its_line() -> None:
     driver = open_driver()
-    text = ptx().replace(b"ret;", b"frobnicate.b32 %r1;")
-    refused(driver, driver.cuModuleLoadData(text), "INVALID_PTX", "PTX line", "frobnicate")
+    text = ptx().replace(b"ret;", b"mbarrier.frobnicate.b64 1;")
+    refused(driver, driver.cuModuleLoadData(text), "INVALID_PTX", "PTX line 8", "frobnicate")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,25 @@ def test_stream_handle_as_a_function_is_refused() -> None:
     refused(driver, launch(driver, ok(driver.cuStreamCreate(0))), "INVALID_HANDLE", "names a Stream")
 
 
-# ----------------------------------------------------------------------------------------- registers, attributes
+def test_library_is_loaded_into_the_context_that_asks() -> None:
+    executor = FakeExecutor()
+    driver = open_driver("h100", "h100", executor=executor)
+    library = ok(driver.cuLibraryLoadData(ptx(), None, None, 0, None, None, 0))
+    kernel = ok(driver.cuLibraryGetKernel(library, b"work"))
+    first = ok(driver.cuKernelGetFunction(kernel))
+    assert int(ok(driver.cuKernelGetFunction(kernel))) == int(first)
+    ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(1))))
+    second = ok(driver.cuKernelGetFunction(kernel))
+    assert int(second) != int(first)
+    ok(launch(driver, second))
+    ok(driver.cuCtxSynchronize())
+    refused(driver, driver.cuLibraryGetKernel(library, b"play"), "NOT_FOUND", "'play'", "work")
+    ok(driver.cuLibraryUnload(library))
+    refused(driver, launch(driver, second), "INVALID_HANDLE")
+    assert len(executor.calls) == 1
+
+
+# --- registers, attributes
 
 
 def test_registers_are_unknown_until_they_are_described() -> None:
@@ -169,7 +187,7 @@ def test_function_attributes_come_from_the_ptx() -> None:
     assert ok(driver.cuFuncGetName(function)) == b"work"
 
 
-# ------------------------------------------------------------------------------------------------- shared memory
+# --- shared memory
 
 
 def test_more_than_48_kib_needs_the_opt_in() -> None:
@@ -199,7 +217,7 @@ def test_opt_in_ends_at_the_devices_limit_less_static_shared_memory() -> None:
     )
 
 
-# ---------------------------------------------------------------------------------------------- grid and block
+# --- grid and block
 
 
 @pytest.mark.parametrize(
@@ -245,7 +263,7 @@ def test_refused_launch_queues_nothing() -> None:
     assert executor.calls == []
 
 
-# ---------------------------------------------------------------------------------------- the extended launch
+# --- the extended launch
 
 
 def test_attributes_reach_the_executor() -> None:
@@ -341,6 +359,21 @@ def test_cooperative_launch_must_be_resident_at_once() -> None:
     refused(driver, result, "COOPERATIVE_LAUNCH_TOO_LARGE", f"{capacity + 1} CTAs", f"{capacity} fit", "2 by")
 
 
+def test_cooperative_call_checks_residency_too() -> None:
+    driver = open_driver()
+    function = load(driver, ptx())
+    refused(
+        driver,
+        driver.cuLaunchCooperativeKernel(function, 1, 1, 1, 32, 1, 1, 0, 0, None),
+        "NOT_SUPPORTED",
+        "a cooperative launch needs the registers",
+    )
+    driver.describe_function(function, registers=32)
+    ok(driver.cuLaunchCooperativeKernel(function, 1, 1, 1, 32, 1, 1, 0, 0, None))
+    result = driver.cuLaunchCooperativeKernel(function, 100_000, 1, 1, 32, 1, 1, 0, 0, None)
+    refused(driver, result, "COOPERATIVE_LAUNCH_TOO_LARGE", "100000 CTAs")
+
+
 def test_function_of_another_device_is_refused_in_this_devices_stream() -> None:
     driver = open_driver("h100", "h100")
     function = load(driver, ptx())
@@ -348,7 +381,7 @@ def test_function_of_another_device_is_refused_in_this_devices_stream() -> None:
     refused(driver, launch(driver, function), "INVALID_HANDLE", "device 0", "device 1")
 
 
-# ---------------------------------------------------------------------------------------------------- occupancy
+# --- occupancy
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_work_behind_a_stream_ordered_free_kills_the_context() -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------------ host memory
+# --- host memory
 
 
 def test_pinned_memory_has_the_same_address_on_the_device() -> None:
@@ -238,7 +238,7 @@ def test_copy_over_the_end_of_a_registered_range_is_refused() -> None:
     ok(driver.cuMemcpyHtoD(pointer, data, 32))
 
 
-# -------------------------------------------------------------------------------------------------- pointers
+# --- pointers
 
 
 def test_pointer_attributes_of_device_and_host_memory() -> None:

@@ -78,7 +78,7 @@ def test_extra_gives_the_callers_own_block() -> None:
     extra = (ctypes.c_size_t * 5)(1, ctypes.addressof(data), 2, ctypes.addressof(size), 0)
     assert pack(work, None, ctypes.addressof(extra)) == bytes(range(12))
     size.value = 8
-    with pytest.raises(Refusal, match="takes 12 bytes.*has 8"):
+    with pytest.raises(Refusal, match=r"takes 12 bytes.*has 8"):
         pack(work, None, ctypes.addressof(extra))
 
 

@@ -9,6 +9,7 @@ import pytest
 from cuda.bindings import driver as cuda
 
 from smfree.emulator.driver import Driver
+from smfree.emulator.driver.base import QUEUE_LIMIT
 from tests.emulator.driver_kit import FakeExecutor, launch, load, ok, open_driver, ptx, refused, word_at
 
 NOT_READY = (cuda.CUresult.CUDA_ERROR_NOT_READY,)
@@ -159,7 +160,7 @@ def test_value_address_must_be_aligned_and_known() -> None:
     refused(driver, driver.cuStreamWriteValue32(0, 4096, 0, 0), "INVALID_VALUE", "neither a device address")
 
 
-# --------------------------------------------------------------------------------------------- order of streams
+# --- order of streams
 
 
 def order(driver: Driver, executor: FakeExecutor) -> list[str]:
@@ -263,7 +264,21 @@ def test_per_thread_stream_is_a_blocking_stream_of_its_own() -> None:
     assert len(executor.calls) == 1
 
 
-# -------------------------------------------------------------------------------------------------------- events
+def test_full_queue_makes_the_host_wait_and_a_blocked_one_is_reported() -> None:
+    executor = FakeExecutor(CYCLES)
+    driver = open_driver(executor=executor, host_wait_limit_s=0.01)
+    function, stream = load(driver, ptx()), ok(driver.cuStreamCreate(1))
+    for _ in range(QUEUE_LIMIT + 1):
+        ok(launch(driver, function, stream))
+    assert len(executor.calls) == 1
+    flag, blocked = ok(driver.cuMemHostAlloc(4, 0)), ok(driver.cuStreamCreate(1))
+    ok(driver.cuStreamWaitValue32(blocked, flag, 1, 0))
+    results = [launch(driver, function, blocked) for _ in range(QUEUE_LIMIT)]
+    assert all(result[0] == 0 for result in results[:-1])
+    refused(driver, results[-1], "TIMEOUT", f"{QUEUE_LIMIT - 1} operations queued behind it")
+
+
+# --- events
 
 
 def test_query_turns_ready_as_the_host_clock_passes_the_end() -> None:

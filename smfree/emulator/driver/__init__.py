@@ -14,6 +14,7 @@ from cuda.bindings import driver as cuda
 from smfree.emulator.driver.copies import CopyCalls
 from smfree.emulator.driver.device import DeviceCalls
 from smfree.emulator.driver.launch import LaunchCalls
+from smfree.emulator.driver.libraries import LibraryCalls
 from smfree.emulator.driver.streams import StreamCalls
 from smfree.emulator.driver.tensormaps import TensorMapCalls
 
@@ -24,7 +25,7 @@ class NotEmulated(NotImplementedError, AttributeError):
     """A driver function that exists, but not in the emulator. ``hasattr`` answers False for it."""
 
 
-class Driver(DeviceCalls, LaunchCalls, CopyCalls, StreamCalls, TensorMapCalls):
+class Driver(DeviceCalls, LaunchCalls, LibraryCalls, CopyCalls, StreamCalls, TensorMapCalls):
     """One process's view of a node. Several drivers may share a node; nothing is kept here."""
 
     def report(self) -> str:

@@ -27,6 +27,9 @@ from smfree.emulator.streams import (
 CALL_S = 0.3e-6
 """Modelled host time of a call that queues nothing (assumed; no public figure decides it)."""
 
+QUEUE_LIMIT = 1024
+"""Operations a stream holds before the host has to wait, about as many as a GPU's driver queues (assumed)."""
+
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 _Thing = TypeVar("_Thing")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -172,6 +175,8 @@ class DriverBase:
     ) -> Operation:
         """Queue work; the host is busy for ``host_cost_s`` and the work starts after that at the earliest."""
         node = self.node
+        if len(stream.queue) >= QUEUE_LIMIT:
+            self._finish(stream.queue[0])
         if node.clocked:
             node.host_time_s += host_cost_s
         return node.timeline.submit(

@@ -73,6 +73,26 @@ class LaunchCalls(ModuleCalls):
             function, _shape_of(function, config), stream, pack(function.kernel, kernelParams, extra)
         )
 
+    @entry(0)
+    def cuLaunchCooperativeKernel(
+        self,
+        f: Any,
+        gridDimX: int,
+        gridDimY: int,
+        gridDimZ: int,
+        blockDimX: int,
+        blockDimY: int,
+        blockDimZ: int,
+        sharedMemBytes: int,
+        hStream: Any,
+        kernelParams: Any,
+    ) -> None:
+        function, stream = self._function(f), self._stream(hStream)
+        grid = int(gridDimX), int(gridDimY), int(gridDimZ)
+        block = int(blockDimX), int(blockDimY), int(blockDimZ)
+        shape = _check_shape(function, grid, block, int(sharedMemBytes), _Attributes(cooperative=True))
+        self._launch(function, shape, stream, pack(function.kernel, kernelParams, 0))
+
     def _launch(self, function: LoadedFunction, shape: Shape, stream: Stream, params: bytes) -> None:
         device, node = function.module.device, self.node
         if stream.context != device.ordinal:
@@ -97,6 +117,7 @@ class LaunchCalls(ModuleCalls):
                     seed=node.seed,
                     start_cycle=start_s * cycles_per_s,
                     module_symbols=symbols,
+                    registers=function.registers,
                 )
             except EmulationError as error:
                 self._fail(device, fault_code(error), f"{error}\n  in {label}", start_s)
@@ -115,6 +136,7 @@ class LaunchCalls(ModuleCalls):
                 end_s=start_s + seconds,
                 cycles=outcome.cycles,
                 counters=outcome.counters,
+                ctas_per_sm=outcome.ctas_per_sm,
                 findings=tuple(outcome.findings),
             )
             return seconds

@@ -15,7 +15,7 @@ from smfree.emulator.driver.errors import CUresult, Refusal, invalid, unsupporte
 from smfree.emulator.errors import PtxError
 from smfree.emulator.node import DeviceState
 from smfree.emulator.ptx.ast import GlobalVar, Kernel, Module
-from smfree.emulator.ptx.parser import parse
+from smfree.emulator.ptx.check import load
 
 PORTABLE_SHARED_BYTES = 48 * 1024
 _ELF, _FATBIN = b"\x7fELF", b"\x50\xed\x55\xba"
@@ -89,8 +89,8 @@ class LoadedFunction:
 
 @functools.lru_cache(maxsize=256)
 def _parse(text: str) -> Module:
-    """Parsed trees are immutable, so equal texts share one."""
-    return parse(text)
+    """Parse and check. Trees are immutable, so equal texts share one."""
+    return load(text)
 
 
 class ModuleCalls(DriverBase):
@@ -98,21 +98,18 @@ class ModuleCalls(DriverBase):
 
     @entry(1)
     def cuModuleLoadData(self, image: Any) -> Any:
-        return cuda.CUmodule(self._load(_text_of(image)).handle)
+        return cuda.CUmodule(self._load(text_of(image)).handle)
 
     @entry(1)
     def cuModuleLoadDataEx(self, image: Any, numOptions: int, options: Any, optionValues: Any) -> Any:
         for option, count in ((options, "options"), (optionValues, "optionValues")):
             if int(numOptions) > len(option or ()):
                 raise invalid(f"numOptions is {numOptions}, {count} has {len(option or ())} entries")
-        return cuda.CUmodule(self._load(_text_of(image)).handle)
+        return cuda.CUmodule(self._load(text_of(image)).handle)
 
     def _load(self, text: str) -> LoadedModule:
         device = self._device()
-        try:
-            tree = _parse(text)
-        except PtxError as error:
-            raise Refusal(CUresult.CUDA_ERROR_INVALID_PTX, str(error)) from None
+        tree = parse_image(text)
         _check_target(device, tree.target)
         missing = [var.name for var in tree.globals.values() if var.is_extern]
         if missing:
@@ -153,7 +150,9 @@ class ModuleCalls(DriverBase):
 
     @entry(0)
     def cuModuleUnload(self, hmod: Any) -> None:
-        module = self._find(hmod, LoadedModule, "module")
+        self._unload(self._find(hmod, LoadedModule, "module"))
+
+    def _unload(self, module: LoadedModule) -> None:
         self._synchronize(module.device)
         for address, _ in module.symbols.values():
             module.device.memory.free(address)
@@ -163,7 +162,7 @@ class ModuleCalls(DriverBase):
 
     @entry(1)
     def cuModuleGetFunction(self, hmod: Any, name: Any) -> Any:
-        module, wanted = self._find(hmod, LoadedModule, "module"), _text(name)
+        module, wanted = self._find(hmod, LoadedModule, "module"), name_of(name)
         if wanted not in module.functions:
             raise Refusal(
                 CUresult.CUDA_ERROR_NOT_FOUND,
@@ -174,7 +173,7 @@ class ModuleCalls(DriverBase):
 
     @entry(2)
     def cuModuleGetGlobal(self, hmod: Any, name: Any) -> tuple[Any, int]:
-        module, wanted = self._find(hmod, LoadedModule, "module"), _text(name)
+        module, wanted = self._find(hmod, LoadedModule, "module"), name_of(name)
         if wanted not in module.symbols:
             raise Refusal(
                 CUresult.CUDA_ERROR_NOT_FOUND,
@@ -276,7 +275,15 @@ class ModuleCalls(DriverBase):
                 item.registers, item.local_bytes = registers, local_bytes
 
 
-def _text_of(image: Any) -> str:
+def parse_image(text: str) -> Module:
+    """The tree of a PTX text; CUDA_ERROR_INVALID_PTX with the line otherwise."""
+    try:
+        return _parse(text)
+    except PtxError as error:
+        raise Refusal(CUresult.CUDA_ERROR_INVALID_PTX, str(error)) from None
+
+
+def text_of(image: Any) -> str:
     """PTX text from an address or a buffer; cubins and fatbins are refused by name."""
     if image is None or (isinstance(image, int) and image == 0):
         raise invalid("image is NULL")
@@ -318,7 +325,7 @@ def _check_target(device: DeviceState, target: str) -> None:
         )
 
 
-def _text(name: Any) -> str:
+def name_of(name: Any) -> str:
     """A symbol's name; the real binding takes bytes."""
     if not isinstance(name, bytes):
         raise TypeError(f"expected bytes, {type(name).__name__} found")

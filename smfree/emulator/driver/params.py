@@ -126,7 +126,7 @@ def _one(kernel: Kernel, index: int, param: Param, value: Any, kind: Any) -> byt
             data = ctypes.string_at(ctypes.addressof(value), ctypes.sizeof(value))
         elif isinstance(value, Enum) or (isinstance(value, int) and hasattr(value, "name")):
             # The binding's own enums are ints with a name, not Enums, in newer versions.
-            data = bytes(ctypes.c_int(int(value.value)))
+            data = bytes(ctypes.c_int(value.value))  # type: ignore[union-attr]
         else:
             raise TypeError(
                 f"kernelParams[{index}]: type None goes with a ctypes.Structure, an enum or an object with "

@@ -1,0 +1,130 @@
+"""Real PTX through the stand-in, executed by the real interpreter."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from smfree.emulator.driver import Driver
+from smfree.emulator.node import Node
+from tests.emulator.driver_kit import load, ok, refused
+
+COPY = b"""
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry copy(.param .u64 dst, .param .u64 src, .param .u32 count)
+{
+  .reg .pred %p;
+  .reg .b32 %r<6>;
+  .reg .b64 %rd<6>;
+  ld.param.u64 %rd0, [dst];
+  ld.param.u64 %rd1, [src];
+  ld.param.u32 %r0, [count];
+  mov.u32 %r1, %ctaid.x;
+  mov.u32 %r2, %ntid.x;
+  mov.u32 %r3, %tid.x;
+  mad.lo.u32 %r4, %r1, %r2, %r3;
+  setp.ge.u32 %p, %r4, %r0;
+  @%p bra DONE;
+  mul.wide.u32 %rd2, %r4, 4;
+  add.u64 %rd3, %rd1, %rd2;
+  add.u64 %rd4, %rd0, %rd2;
+  ld.global.u32 %r5, [%rd3];
+  st.global.u32 [%rd4], %r5;
+DONE:
+  ret;
+}
+"""
+TYPES = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
+
+
+def open_real(*profiles: str) -> Driver:
+    driver = Driver(Node(list(profiles) or ["h100"]))
+    ok(driver.cuInit(0))
+    ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+    return driver
+
+
+def run_copy(driver: Driver, count: int, *, room: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Copy ``count`` words into a destination of ``room`` words; (source, destination) on the host."""
+    source = np.random.default_rng(count).integers(0, 2**32, max(1, count), np.uint32)
+    room = max(1, count) if room is None else room
+    src, dst = ok(driver.cuMemAlloc(source.nbytes)), ok(driver.cuMemAlloc(4 * room))
+    ok(driver.cuMemcpyHtoD(src, source, source.nbytes))
+    ok(driver.cuMemsetD8(dst, 0, 4 * room))
+    function = load(driver, COPY, b"copy")
+    values = int(dst), int(src), count
+    grid = max(1, -(-count // 128))
+    ok(driver.cuLaunchKernel(function, grid, 1, 1, 128, 1, 1, 0, 0, (values, TYPES), 0), driver)
+    out = np.empty(room, np.uint32)
+    result = driver.cuMemcpyDtoH(out, dst, out.nbytes)
+    assert result[0] == 0, driver.report()
+    return source[:count], out[:count]
+
+
+@pytest.mark.parametrize("profile", ["a100", "h100"])
+@pytest.mark.parametrize("count", [0, 1, 31, 127, 128, 129, 5000])
+def test_copy_is_bitwise_equal(profile: str, count: int) -> None:
+    source, out = run_copy(open_real(profile), count)
+    assert (source == out).all()
+
+
+def test_counters_of_a_full_copy_are_exact() -> None:
+    driver = open_real()
+    run_copy(driver, 1024)
+    found = driver.node.devices[0].last_launch
+    assert (found.kernel, found.grid, found.block) == ("copy", (8, 1, 1), (128, 1, 1))
+    counters = found.counters
+    # 15 instructions in each of 32 warps; the untaken branch is executed by no thread.
+    assert (counters.launches, counters.warp_instructions, counters.thread_instructions) == (
+        1,
+        15 * 32,
+        14 * 1024,
+    )
+    assert (counters.global_load_requests, counters.global_load_sectors, counters.global_load_bytes) == (
+        32,
+        128,
+        4096,
+    )
+    assert (counters.global_store_requests, counters.global_store_sectors) == (32, 128)
+    assert counters.bytes_through_registers == 8192
+    assert found.cycles > 0 and found.end_s > found.start_s
+
+
+def test_store_past_the_end_is_an_illegal_address_with_the_full_story() -> None:
+    driver = open_real()
+    source = np.zeros(256, np.uint32)
+    src, dst = ok(driver.cuMemAlloc(1024)), ok(driver.cuMemAlloc(512))
+    ok(driver.cuMemcpyHtoD(src, source, 1024))
+    values = int(dst), int(src), 256
+    function = load(driver, COPY, b"copy")
+    ok(driver.cuLaunchKernel(function, 2, 1, 1, 128, 1, 1, 0, 0, (values, TYPES), 0))
+    report = refused(
+        driver, driver.cuCtxSynchronize(), "ILLEGAL_ADDRESS", "512 bytes", "kernel copy", "PTX line"
+    )
+    assert "CTA" in report and "thread" in report
+    refused(driver, driver.cuMemAlloc(16), "ILLEGAL_ADDRESS", "sticky")
+
+
+def test_misaligned_pointer_is_a_misaligned_address() -> None:
+    driver = open_real()
+    pointer = int(ok(driver.cuMemAlloc(1024)))
+    ok(driver.cuMemsetD8(pointer, 0, 1024))
+    function = load(driver, COPY, b"copy")
+    values = pointer + 512, pointer + 2, 4
+    ok(driver.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, 0, (values, TYPES), 0))
+    refused(driver, driver.cuCtxSynchronize(), "MISALIGNED_ADDRESS", "4-byte aligned")
+
+
+def test_copy_then_read_back_through_events_takes_time() -> None:
+    driver = open_real()
+    start, end = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
+    ok(driver.cuEventRecord(start, 0))
+    run_copy(driver, 4096)
+    ok(driver.cuEventRecord(end, 0))
+    ok(driver.cuEventSynchronize(end))
+    kernel_s = driver.node.devices[0].last_launch.end_s - driver.node.devices[0].last_launch.start_s
+    assert ok(driver.cuEventElapsedTime(start, end)) > kernel_s * 1e3 > 0
