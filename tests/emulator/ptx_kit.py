@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import struct
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -94,3 +95,40 @@ def nvrtc_ptx(source: str, arch: str, *options: str) -> str:
     nvrtc.nvrtcGetPTX(program, text)
     nvrtc.nvrtcDestroyProgram(program)
     return text.decode()
+
+
+def cubin_parameters(text: str, target: str, kernel: str) -> tuple[int, list[int]]:
+    """Where ptxas put the parameters: the block's address in the constant bank and each one's offset in it.
+
+    They are the records PARAM_CBANK and KPARAM_INFO of the cubin's .nv.info section.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path, cubin = Path(folder) / "case.ptx", Path(folder) / "case.cubin"
+        path.write_text(text)
+        command = [str(ptxas_path()), f"-arch={target}", str(path), "-o", str(cubin)]
+        subprocess.run(command, check=True, timeout=60)
+        info = _elf_section(cubin.read_bytes(), f".nv.info.{kernel}")
+    base, offsets, at = 0, dict[int, int](), 0
+    while at < len(info):
+        form, attribute, size = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if form != 4:
+            continue
+        if attribute == 0x17:
+            ordinal, offset = struct.unpack_from("<4xHH", info, at)
+            offsets[ordinal] = offset
+        elif attribute == 0x0A:
+            (base,) = struct.unpack_from("<4xH", info, at)
+        at += size
+    return base, [offsets[i] for i in range(len(offsets))]
+
+
+def _elf_section(data: bytes, name: str) -> bytes:
+    table, size, count, strings = *struct.unpack_from("<40xQ", data), *struct.unpack_from("<58xHHH", data)
+    headers = [struct.unpack_from("<IIQQQQ", data, table + i * size) for i in range(count)]
+    names = headers[strings][4]
+    for start, _, _, _, offset, length in headers:
+        end = data.index(b"\0", names + start)
+        if data[names + start : end].decode() == name:
+            return data[offset : offset + length]
+    raise AssertionError(f"the cubin has no section {name}")

@@ -269,8 +269,7 @@ class Body:
         for index, name, scope in self._branches:
             instr = self.instrs[index]
             ref = LabelRef(self._label_from(scope, name, instr.line))
-            operands = (ref,) if instr.opcode == "bra" else (*instr.operands[:-1], ref)
-            self.instrs[index] = replace(instr, operands=operands)
+            self.instrs[index] = replace(instr, operands=(*instr.operands, ref))
 
     def _label_from(self, scope: Scope, name: str, line: int) -> str:
         label = scope.find_label(name)

@@ -139,6 +139,22 @@ def parse_param(cursor: Cursor, offset: int) -> Param:
     )
 
 
+def parameter_offsets(params: Iterable[Param], base: int = 0) -> list[int]:
+    """Offsets in an argument block that begins at address ``base``: in order, each at its own alignment.
+
+    ``Param.offset`` is this with base 0. A cubin's block begins where the constant bank says (0x160 on sm_80,
+    0x210 on sm_90, 0x380 on sm_100), so a parameter aligned to more than 16 bytes can lie nearer to its
+    predecessor there; only cuFuncGetParamInfo knows, which is why launches should pass pointers to values.
+    """
+    offsets: list[int] = []
+    at = base
+    for param in params:
+        at = round_up(at, param.align)
+        offsets.append(at - base)
+        at += param.size_bytes
+    return offsets
+
+
 def parse_params(cursor: Cursor) -> tuple[Param, ...]:
     """A parenthesised list of parameters; the "(" is ahead."""
     params: list[Param] = []
