@@ -46,10 +46,10 @@ def wavefronts_per_warp(
 ) -> np.ndarray:
     """Shared-memory wavefronts of each warp -> int64[warps].
 
-    32 banks of 4 bytes; lanes on the same word share it, two words of one bank take two wavefronts. An access
-    of 8 bytes per lane goes per half-warp, one of 16 per quarter-warp, so a full warp without conflicts takes
-    4. The parts follow ``lane_id`` (0..31), or the position in the warp when that is not given. ``addr`` may
-    be flat over CTAs when their pitch is a multiple of 128 bytes.
+    32 banks of 4 bytes; lanes on the same word share it, two words of one bank take two wavefronts. An
+    access of 8 bytes per lane goes per half-warp, one of 16 per quarter-warp: a full warp without conflicts
+    takes 1, 2 or 4. The parts follow ``lane_id`` (0..31), or the position in the warp when that is not given.
+    ``addr`` may be flat over CTAs when their pitch is a multiple of 128 bytes.
     """
     warps = len(warp_starts)
     if not warps:
@@ -60,18 +60,17 @@ def wavefronts_per_warp(
     if len(addr) == warps * WARP_LANES:
         grid = word.reshape(warps * parts, lanes)
         cost = _conflicts(grid, words)
-        return (
-            np.full(warps, parts * cost) if isinstance(cost, int) else cost.reshape(warps, parts).sum(axis=1)
-        )
+        if isinstance(cost, int):
+            return np.full(warps, parts * cost)
+        return cost.reshape(warps, parts).sum(axis=1)
     lengths = np.diff(warp_starts, append=len(addr))
     if lane_id is None:
         lane_id = np.arange(len(addr)) - np.repeat(warp_starts, lengths)
     row = np.repeat(np.arange(warps) * parts, lengths) + lane_id // lanes
     some = np.full(warps * parts, -1, np.int64)
     some[row] = word
-    grid = np.repeat(
-        some[:, None], lanes, axis=1
-    )  # idle lanes repeat a word of their part, which costs nothing
+    # Idle lanes repeat a word of their part, which costs nothing.
+    grid = np.repeat(some[:, None], lanes, axis=1)
     grid[row, lane_id % lanes] = word
     cost = _conflicts(grid[some >= 0], words)
     out = np.zeros(warps * parts, np.int64)
@@ -80,7 +79,7 @@ def wavefronts_per_warp(
 
 
 def _conflicts(grid: np.ndarray, words: int) -> np.ndarray | int:
-    """Wavefronts of each row of first words (``words`` per lane); one int when all rows have the same shape."""
+    """Wavefronts of each row of first words (``words`` per lane); an int when all rows look alike."""
     shape = grid - grid[:, :1]
     if (shape == shape[0]).all():
         # Moving a row as a whole rotates its banks: one row answers for all.

@@ -23,6 +23,7 @@ from smfree.emulator.bytespace import (
     WRITTEN,
     Report,
     as_addresses,
+    or_reduce,
     raise_finding,
 )
 from smfree.emulator.errors import CopyFault, MemoryFault, Severity, Unsupported
@@ -296,12 +297,12 @@ class CopyEngine:
     def _bulk_sizes(
         self, dst: np.ndarray, src: np.ndarray, nbytes: np.ndarray | int, what: str, *, loads: bool
     ) -> np.ndarray:
-        sizes = np.broadcast_to(np.asarray(nbytes).astype(np.int64), dst.shape)
+        sizes = np.empty(len(dst), np.int64)
+        sizes[:] = nbytes
         self._aligned(dst, 16, "cp.async.bulk destination", shared=loads)
         self._aligned(src, 16, "cp.async.bulk source", shared=not loads)
-        crooked = (sizes & 15) != 0
-        if crooked.any():
-            i = int(np.argmax(crooked))
+        if int(or_reduce(sizes)) & 15:
+            i = int(np.argmax((sizes & 15) != 0))
             raise CopyFault(
                 f"cp.async.bulk size must be a multiple of 16 bytes (got {int(sizes[i])}); copy the tail "
                 "with ordinary "
@@ -520,9 +521,8 @@ class CopyEngine:
     # --- common checks ---
 
     def _aligned(self, addr: np.ndarray, to: int, operand: str, *, shared: bool = False) -> None:
-        crooked = (addr & (to - 1)) != 0
-        if crooked.any():
-            i = int(np.argmax(crooked))
+        if int(or_reduce(addr)) & (to - 1):
+            i = int(np.argmax((addr & (to - 1)) != 0))
             where = int(addr[i])
             place = self.shared.place(where) if shared else f"0x{where:x}"
             raise CopyFault(
@@ -549,7 +549,7 @@ class CopyEngine:
             if which is not None and fault.index is not None:
                 fault.index = int(which[fault.index])
             raise
-        if len(dst) > 1:
+        if len(dst) > 1 and (dst[1:] - dst[:-1] < nbytes).any():
             line = np.sort(dst)
             if (line[1:] - line[:-1] < nbytes).any():
                 order = np.argsort(dst, kind="stable")
@@ -611,7 +611,7 @@ class CopyEngine:
     ) -> None:
         if not len(addr):
             return
-        sizes = np.broadcast_to(np.asarray(nbytes), addr.shape)
+        sizes = nbytes if isinstance(nbytes, np.ndarray) else np.full(len(addr), nbytes)
         used = addr if batch.kind is not CopyKind.CP_ASYNC else batch._mover.source_addresses()
         if not len(used):
             return
@@ -752,6 +752,6 @@ def _by_size(sizes: np.ndarray) -> list[tuple[int, np.ndarray]]:
     if not len(sizes):
         return []
     first = int(sizes[0])
-    if (sizes == first).all():
+    if len(sizes) == 1 or (sizes == first).all():
         return [(first, np.arange(len(sizes)))]
     return [(int(s), np.flatnonzero(sizes == s)) for s in np.unique(sizes)]

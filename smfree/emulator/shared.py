@@ -168,7 +168,7 @@ class SharedMemory(ByteSpace):
 
         Ranges are 4, 8 or 16 bytes and aligned, or multiples of 16 at multiples of 16.
         """
-        if nbytes <= 16:
+        if nbytes < 16:
             self._shadow.put_constant(addr >> SHIFT[nbytes], nbytes, state)
             self._refresh(addr, nbytes)
             return
@@ -182,7 +182,7 @@ class SharedMemory(ByteSpace):
                 if flag:
                     np.bitwise_or(guard, flag, out=guard)
             return
-        granule = ranges_index(addr >> 4, nbytes >> 4)
+        granule = ranges_index(addr >> 4, nbytes >> 4) if nbytes > 16 else addr >> 4
         self._shadow.put_constant(granule, 16, state)
         self._guard[granule] = self._guard[granule] & keep | np.uint8(flag)
 
@@ -242,6 +242,11 @@ class SharedMemory(ByteSpace):
 
     def check_range(self, addr: np.ndarray, nbytes: int, what: str) -> None:
         """Fault unless every [addr, addr + nbytes) lies inside its CTA's shared memory."""
+        if len(addr) == 1:
+            one, offset = divmod(int(addr[0]), self.pitch)
+            if not 0 <= one < self.slots or offset + nbytes > self._limit[one]:
+                self._out_of_bounds(addr, nbytes, 0, what)
+            return
         slot = addr // self.pitch
         inside = (addr >= 0) & (slot < self.slots)
         inside &= addr - slot * self.pitch + nbytes <= self._limit[np.where(inside, slot, 0)]
