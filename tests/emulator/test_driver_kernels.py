@@ -128,3 +128,52 @@ def test_copy_then_read_back_through_events_takes_time() -> None:
     ok(driver.cuEventSynchronize(end))
     kernel_s = driver.node.devices[0].last_launch.end_s - driver.node.devices[0].last_launch.start_s
     assert ok(driver.cuEventElapsedTime(start, end)) > kernel_s * 1e3 > 0
+
+
+WAIT_FOR_NOBODY = b"""
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry wait()
+{
+  .reg .pred %p;
+  .reg .b32 %r0;
+  .shared .align 8 .b64 full;
+  mov.u32 %r0, full;
+  mbarrier.init.shared.b64 [%r0], 1;
+AGAIN:
+  mbarrier.try_wait.parity.shared.b64 %p, [%r0], 0;
+  @!%p bra AGAIN;
+  ret;
+}
+"""
+
+
+def test_deadlock_is_a_time_out_with_the_barriers_story() -> None:
+    driver = open_real()
+    function = load(driver, WAIT_FOR_NOBODY, b"wait")
+    ok(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, None, 0), driver)
+    report = refused(
+        driver, driver.cuCtxSynchronize(), "LAUNCH_TIMEOUT", "full", "phase 0", "kernel wait (grid"
+    )
+    assert "PTX line" in report
+
+
+def test_registers_limit_the_ctas_that_are_resident() -> None:
+    driver = open_real()
+    source = np.zeros(1024, np.uint32)
+    src, dst = ok(driver.cuMemAlloc(4096)), ok(driver.cuMemAlloc(4096))
+    ok(driver.cuMemcpyHtoD(src, source, 4096))
+    function, resident = load(driver, COPY, b"copy"), []
+    for registers in (32, 128):
+        driver.describe_function(function, registers=registers)
+        values = int(dst), int(src), 1024
+        ok(driver.cuLaunchKernel(function, 4, 1, 1, 256, 1, 1, 0, 0, (values, TYPES), 0), driver)
+        ok(driver.cuCtxSynchronize(), driver)
+        launched = driver.node.devices[0].last_launch
+        assert launched is not None
+        resident.append(launched.ctas_per_sm)
+        assert launched.ctas_per_sm == ok(
+            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, 256, 0)
+        )
+    assert resident == [8, 2]

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 from cuda.bindings import driver as cuda
 
-from smfree.emulator.driver.occupancy import occupancy
+from smfree.emulator.occupancy import occupancy
 from smfree.emulator.profile import load as load_profile
 from tests.emulator.driver_kit import (
     FakeExecutor,

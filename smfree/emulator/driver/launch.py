@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from smfree.emulator.driver.base import calling_line, entry
 from smfree.emulator.driver.errors import CUresult, Refusal, fault_code, invalid, unsupported
 from smfree.emulator.driver.modules import LoadedFunction, ModuleCalls
-from smfree.emulator.driver.occupancy import Occupancy, occupancy
 from smfree.emulator.driver.params import pack
 from smfree.emulator.errors import EmulationError
 from smfree.emulator.node import LaunchRecord
+from smfree.emulator.occupancy import Occupancy, occupancy
 from smfree.emulator.streams import Stream
 
 Dim3 = tuple[int, int, int]

@@ -27,6 +27,7 @@ from smfree.emulator.exec.memory_unit import MemoryUnit
 from smfree.emulator.exec.report import deadlock, place, xyz
 from smfree.emulator.exec.schedule import Schedule, make_schedule
 from smfree.emulator.exec.sync_unit import SyncUnit
+from smfree.emulator.occupancy import occupancy
 from smfree.emulator.ptx import ast
 
 if TYPE_CHECKING:
@@ -618,13 +619,7 @@ def instruction_class(instr: ast.Instr) -> str:
 
 def resident_ctas(spec: Any, threads: int, shared_bytes: int, registers: int | None) -> int:
     """CTAs that fit on one SM: slots, threads, shared memory and (where known) registers."""
-    warps = -(-threads // WARP_SIZE)
-    limits = [spec.max_ctas_per_sm, spec.max_warps_per_sm // warps]
-    limits.append(spec.shared_bytes_per_sm // max(shared_bytes + spec.reserved_shared_bytes_per_block, 1))
-    if registers:
-        per_warp = -(-registers * WARP_SIZE // 256) * 256  # allocated in units of 256 registers per warp
-        limits.append(spec.registers_per_sm // (per_warp * warps))
-    fit = min(limits)
+    fit = occupancy(spec, threads, registers or None, shared_bytes).ctas
     if fit < 1:
         raise EmulationError(
             f"a CTA of {threads} threads with {shared_bytes} bytes of shared memory and "

@@ -33,15 +33,13 @@ class Occupancy(NamedTuple):
         return ", ".join(f"{count} by {name}" for count, name in sorted(zip(self, names, strict=True)))
 
 
-def occupancy(spec: DeviceSpec, threads: int, registers: int, shared_bytes: int) -> Occupancy:
-    """``threads`` and ``shared_bytes`` (static + dynamic) per CTA, ``registers`` per thread."""
+def occupancy(spec: DeviceSpec, threads: int, registers: int | None, shared_bytes: int) -> Occupancy:
+    """``threads`` and ``shared_bytes`` (static + dynamic) per CTA, ``registers`` per thread.
+
+    Without registers (None) they limit nothing: the answer is then an upper bound.
+    """
     warps = -(-threads // WARP_SIZE)
-    registers_per_warp = _round_up(registers * WARP_SIZE, _REGISTER_UNIT)
-    if registers > spec.registers_per_thread or registers_per_warp * warps > spec.registers_per_block:
-        by_registers = 0
-    else:
-        warps_per_partition = spec.registers_per_sm // _PARTITIONS // registers_per_warp
-        by_registers = warps_per_partition * _PARTITIONS // warps
+    by_registers = spec.max_ctas_per_sm if registers is None else _by_registers(spec, warps, registers)
     taken = _round_up(shared_bytes + spec.reserved_shared_bytes_per_block, _SHARED_UNIT)
     if shared_bytes > spec.shared_bytes_per_block_optin or threads > spec.max_threads_per_block:
         return Occupancy(0, 0, 0, 0)
@@ -51,6 +49,13 @@ def occupancy(spec: DeviceSpec, threads: int, registers: int, shared_bytes: int)
         by_registers=by_registers,
         by_shared=spec.shared_bytes_per_sm // taken if taken else spec.max_ctas_per_sm,
     )
+
+
+def _by_registers(spec: DeviceSpec, warps: int, registers: int) -> int:
+    per_warp = _round_up(max(1, registers) * WARP_SIZE, _REGISTER_UNIT)
+    if registers > spec.registers_per_thread or per_warp * warps > spec.registers_per_block:
+        return 0
+    return spec.registers_per_sm // _PARTITIONS // per_warp * _PARTITIONS // warps
 
 
 def _round_up(value: int, unit: int) -> int:
