@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import pytest
@@ -19,7 +19,6 @@ from smfree.measure.clocks import clock_ratio_mhz, throttle_reasons
 from smfree.measure.devices import DevicePool
 from smfree.measure.instruments import Instruments
 from smfree.measure.log import RunLog
-from smfree.measure.options import Axes
 from smfree.measure.records import CacheState, Cost, Flag, Memory, Question, Record, Traffic
 from smfree.measure.timer import DeviceTimer, Sample, launches_for
 
@@ -43,7 +42,6 @@ class Point:
     working_set_bytes: int
     config: Mapping[str, Any] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
-    counters: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,6 @@ class Measure:
         log: RunLog,
         *,
         rounds: int,
-        axes: Axes,
         versions: Mapping[str, str],
     ) -> None:
         self.spec = spec
@@ -81,7 +78,6 @@ class Measure:
         self.instruments = instruments
         self.log = log
         self.rounds = rounds
-        self.axes = axes
         self._pool = pool
         self._benchmark = benchmark
         self._versions = versions
@@ -113,23 +109,19 @@ class Measure:
         point: Point,
         launch: Callable[[int, Any], object],
         verify: Callable[[], None],
-        *,
-        counters: Callable[[], Mapping[str, int]] = dict,
-        describe: Callable[[], Mapping[str, Any]] = dict,
     ) -> Record:
         """Time ``launch(i, stream)``; ``i`` tells which of several rotated buffers to use.
 
         ``verify`` compares the outcome of launch 0 and raises when it is wrong. On a deterministic clock
         launch 0 is
-        itself the sample; otherwise it only verifies and warms up. ``counters`` is read after launch 0.
-        """
+        itself the sample; otherwise it only verifies and warms up."""
         self.timer.explicit()
         self.instruments.prepare()
         flush = self._flush if point.cache is CacheState.FLUSHED else None
         if self.deterministic and point.cache is CacheState.HOT:
             self._run(lambda: self.timer.batch(launch, 1, count=False))
         first = self._run(lambda: self.timer.batch(launch, 1, before_each=flush, count=False))
-        counted = dict(counters())
+        counted = self._counters()
         self._verify(verify)
         clocks: list[float | None] = []
         batches: list[Sample] = []
@@ -159,7 +151,9 @@ class Measure:
                 self.timer.add(sample.seconds)
 
         self._pedantic(target)
-        record = self._record(point, [sample.seconds for sample in batches], [], counted, describe())
+        record = self._record(
+            point, [sample.seconds for sample in batches], [], counted, point.traffic.payload_bytes
+        )
         known = [mhz for mhz in clocks if mhz is not None]
         if self.deterministic:
             record.sm_clock_mhz = self.device.capabilities.sm_clock_mhz
@@ -203,9 +197,6 @@ class Measure:
         point: Point,
         run: Callable[[], ChainReading],
         verify: Callable[[], None],
-        *,
-        counters: Callable[[], Mapping[str, int]] = dict,
-        describe: Callable[[], Mapping[str, Any]] = dict,
     ) -> Record:
         """Time a chain; ``run`` prepares the cache state itself, waits, and returns what the kernel's clock
         said.
@@ -216,7 +207,7 @@ class Measure:
         if self.deterministic and point.cache is CacheState.HOT:
             self._run(run)
         first = self._run(run)
-        counted = dict(counters())
+        counted = self._counters()
         self._verify(verify)
         readings: list[ChainReading] = []
         repeats = 0
@@ -240,7 +231,7 @@ class Measure:
             [reading.cycles_per_tile / (clock * 1e6) for reading, clock in zip(readings, mhz, strict=True)],
             [reading.cycles_per_tile for reading in readings],
             counted,
-            describe(),
+            point.traffic.payload_bytes * first.tiles,
         )
         record.sm_clock_mhz = sorted(mhz)[len(mhz) // 2] if mhz else None
         record.clock_note = "delta clock64 / delta globaltimer of the chain"
@@ -260,6 +251,11 @@ class Measure:
         with self.log.seconds.spend("run"):
             return work()
 
+    def _counters(self) -> dict[str, int]:
+        """Counters of the latest launch on an emulated device; empty on a real one."""
+        last = self.device.emulator.last_launch if self.device.is_emulated else None
+        return {} if last is None else last.counters.as_dict()
+
     def _verify(self, verify: Callable[[], None]) -> None:
         with self.log.seconds.spend("verify"):
             verify()
@@ -274,7 +270,7 @@ class Measure:
         seconds: list[float],
         cycles: list[float],
         counters: Mapping[str, int],
-        described: Mapping[str, Any],
+        counted_bytes: int,
     ) -> Record:
         identity = self._pool.identity(self.spec)
         capabilities = self.device.capabilities
@@ -295,9 +291,9 @@ class Measure:
             cache_bytes=capabilities.l2_bytes,
             working_set_bytes=point.working_set_bytes,
             peak_gbps=capabilities.peak_memory_gbps if point.memory is Memory.DRAM else 0.0,
-            config={**point.config, **described},
-            cost=point.cost,
-            counters={**point.counters, **counters},
+            config=point.config,
+            cost=_with_counters(point.cost, counters, counted_bytes),
+            counters=counters,
             versions=self._versions,
             verified=True,
         )
@@ -312,6 +308,17 @@ class Measure:
         self._benchmark.extra_info.update(record.as_dict())
         self.log.records.append(record)
         return record
+
+
+def _with_counters(cost: Cost, counters: Mapping[str, int], payload_bytes: int) -> Cost:
+    """Add what only a run knows: executed PTX instructions and bytes through registers, per payload."""
+    if not counters or not payload_bytes:
+        return cost
+    return replace(
+        cost,
+        ptx_per_kib=counters["warp_instructions"] / (payload_bytes / 1024),
+        registers_per_byte=counters["bytes_through_registers"] / payload_bytes,
+    )
 
 
 def _mhz(reading: ChainReading) -> float | None:

@@ -158,3 +158,11 @@ def rounds(config: pytest.Config, given: Given, *, deterministic: bool) -> int:
     if chosen is not None:
         return int(chosen)
     return 1 if deterministic else DEFAULT_ROUNDS_MEASURED
+
+
+def axes_for(config: pytest.Config, spec: str) -> Axes:
+    """--axes, else QUICK for an emulated device and FULL for a real one."""
+    chosen = config.getoption("axes")
+    if chosen is not None:
+        return Axes(chosen)
+    return Axes.QUICK if spec.startswith("emu:") else Axes.FULL

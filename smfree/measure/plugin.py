@@ -9,7 +9,8 @@ points on it).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from smfree.measure.fixture import Measure
 from smfree.measure.instruments import Instruments
 from smfree.measure.log import RunLog
 from smfree.measure.progress import Progress
-from smfree.measure.records import SkipRecord
+from smfree.measure.records import SkipRecord, plain
 from smfree.measure.saving import Saving
 from smfree.measure.tables import summary
 from smfree.measure.versions import versions
@@ -64,12 +65,6 @@ class Session:
             self._instruments[key] = Instruments(device)
         return self._instruments[key]
 
-    def axes(self, device: Any) -> options.Axes:
-        chosen = self.config.getoption("axes")
-        if chosen is not None:
-            return options.Axes(chosen)
-        return options.Axes.QUICK if device.clock_source == "modelled" else options.Axes.FULL
-
     def lost(self, spec: str, device: Any) -> str:
         """Forget a device that a test killed; returns what it said, empty when it lives."""
         reason = alive(device)
@@ -97,6 +92,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "points(function): parametrize by the points that function(axes) yields for each device; they "
+        "have an id",
+    )
     config.stash[SESSION] = Session(config)
     session_of(config).saving.take_compare_option()
 
@@ -113,8 +113,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" not in metafunc.fixturenames or not _uses_our_device(metafunc):
         return
-    ours = session_of(metafunc.config)
-    metafunc.parametrize("device", ours.pool.specs, ids=ours.pool.specs, indirect=True)
+    specs = session_of(metafunc.config).pool.specs
+    mark = metafunc.definition.get_closest_marker("points")
+    if mark is None:
+        metafunc.parametrize("device", specs, ids=specs, indirect=True)
+        return
+    (points,) = mark.args
+    pairs = [(spec, point) for spec in specs for point in points(options.axes_for(metafunc.config, spec))]
+    ids = [f"{spec}-{point.id}" for spec, point in pairs]
+    metafunc.parametrize(("device", "point"), pairs, ids=ids, indirect=["device"])
 
 
 def _uses_our_device(metafunc: pytest.Metafunc) -> bool:
@@ -143,10 +150,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _measures(item: pytest.Item) -> bool:
     return "measure" in getattr(item, "fixturenames", ())
-
-
-def pytest_runtest_logstart(nodeid: str, location: tuple[str, int | None, str]) -> None:
-    del nodeid, location
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -252,6 +255,9 @@ def measure(request: pytest.FixtureRequest, device: Any, benchmark: Any) -> Meas
     """Times and records points on ``device``; see smfree.measure.fixture.Measure."""
     ours = session_of(request.config)
     spec = request.node.callspec.params["device"]
+    params = dict(request.node.callspec.params)
+    point = params.pop("point", None)
+    benchmark.params = params | ({} if point is None else plain(dataclasses.asdict(point)))
     deterministic = device.clock_source == "modelled"
     return Measure(
         spec,
@@ -260,10 +266,5 @@ def measure(request: pytest.FixtureRequest, device: Any, benchmark: Any) -> Meas
         benchmark,
         ours.log,
         rounds=options.rounds(request.config, ours.given, deterministic=deterministic),
-        axes=ours.axes(device),
-        versions=_versions(ours, device),
+        versions=versions(device),
     )
-
-
-def _versions(ours: Session, device: Any) -> Mapping[str, str]:
-    return versions(device)

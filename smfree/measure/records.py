@@ -17,6 +17,7 @@ class Question(Enum):
 
     LATENCY = "latency"
     THROUGHPUT = "throughput"
+    BASELINE = "baseline"
 
 
 class Memory(Enum):
@@ -71,6 +72,7 @@ class Cost:
 
     Instruction counts are per KiB of payload: ``ptx_per_kib`` warp instructions executed (emulator, exact),
     ``sass_per_kib`` warp instructions of the unrolled loop body (static, from the cubin).
+    ``registers_per_byte``: global bytes that went through registers, per byte of payload (a copy: 2, 1 or 0).
     """
 
     registers: int | None = None
@@ -79,7 +81,7 @@ class Cost:
     occupancy: float | None = None
     ptx_per_kib: float | None = None
     sass_per_kib: float | None = None
-    bytes_through_registers: int | None = None
+    registers_per_byte: float | None = None
 
 
 @dataclass(slots=True)
@@ -144,7 +146,7 @@ class Record:
 
     def judge(self) -> Drift:
         """Set the flags that follow from the numbers; returns the drift of the samples."""
-        if self.question is Question.THROUGHPUT and self.memory is Memory.DRAM:
+        if self.question is not Question.LATENCY and self.memory is Memory.DRAM:
             percent = self.percent_of_peak
             if percent is not None and percent > 100.0:
                 self._flag(
@@ -188,7 +190,7 @@ class Record:
             "identity": dict(self.identity),
             "clock_source": self.clock_source,
             "verified": self.verified,
-            "key": {name: _plain(value) for name, value in self.key.items()},
+            "key": {name: plain(value) for name, value in self.key.items()},
             "payload_bytes": self.traffic.payload_bytes,
             "read_bytes": self.traffic.read_bytes,
             "written_bytes": self.traffic.written_bytes,
@@ -206,24 +208,24 @@ class Record:
             "working_set_bytes": self.working_set_bytes,
             "sm_clock_mhz": self.sm_clock_mhz,
             "clock_note": self.clock_note,
-            "config": {name: _plain(value) for name, value in self.config.items()},
+            "config": {name: plain(value) for name, value in self.config.items()},
             "cost": cost,
             "counters": dict(self.counters),
-            "timing": {name: _plain(value) for name, value in self.timing.items()},
+            "timing": {name: plain(value) for name, value in self.timing.items()},
             "versions": dict(self.versions),
             "flags": [flag.value for flag in self.flags],
             "notes": list(self.notes),
         }
 
 
-def _plain(value: Any) -> Any:
-    """Enums, dataclasses and numpy scalars to what JSON knows."""
+def plain(value: Any) -> Any:
+    """Enums, mappings and numpy scalars to what JSON knows."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if hasattr(value, "item") and callable(value.item):
         return value.item()
     return value if isinstance(value, str | int | float | bool | type(None)) else str(value)

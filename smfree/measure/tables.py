@@ -200,7 +200,6 @@ def cost_table(head: str, records: Sequence[Record]) -> list[tuple[str, str]]:
     rows = []
     for (engine, amount, unroll), record in seen.items():
         cost = record.cost
-        through = cost.bytes_through_registers
         rows.append(
             [
                 engine,
@@ -212,7 +211,7 @@ def cost_table(head: str, records: Sequence[Record]) -> list[tuple[str, str]]:
                 _number(cost.registers, "d"),
                 _number(cost.ctas_per_sm, "d"),
                 "-" if cost.occupancy is None else f"{cost.occupancy:.0%}",
-                "-" if through is None else f"{through / max(record.traffic.payload_bytes, 1):.2f}",
+                _number(cost.registers_per_byte, ".2f"),
             ]
         )
     headers = [

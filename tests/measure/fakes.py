@@ -110,6 +110,7 @@ class FakeProfile:
 @dataclass
 class FakeEmulator:
     profile: FakeProfile
+    last_launch: Any = None
 
 
 @dataclass

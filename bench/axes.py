@@ -1,0 +1,129 @@
+"""What is measured: every axis of every benchmark, quick and full, in one place.
+
+QUICK answers the question on an emulated GPU within a minute; FULL is every axis, for a real GPU. The
+plugin picks by
+the kind of device unless --axes says otherwise; ``pytest -k "DRAM and copy"`` filters by the words of a
+point's id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from kernels.chain import Leg
+from smfree.measure.options import Axes
+from smfree.measure.records import Memory
+from smfree.model.crossover import format_bytes
+
+KIB = 1024
+
+#: Tile sizes in bytes of both questions: 128 B to 64 KiB.
+TILE_BYTES = tuple(128 << power for power in range(10))
+
+#: The engines that are compared. Triton's twins stand beside the kernel they are a twin of.
+ENGINES = ("lsu", "cp.async", "tma.bulk", "tma.tensor")
+TRITON_ENGINES = ("triton.pointer", "triton.descriptor")
+
+#: Steps of a latency chain: the slope is taken between the two lengths, over 1024 dependent tiles.
+SHORT_STEPS, LONG_STEPS = 32, 32 + 1024
+
+#: A pool of an L2-resident chain stays this small, source and destination each, so that both fit any L2 here.
+L2_POOL_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyAxes:
+    tile_bytes: tuple[int, ...]
+    threads: tuple[int, ...]
+    legs: tuple[Leg, ...]
+    memories: tuple[Memory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputAxes:
+    """``bytes_in_flight`` per SM, None = each engine at its best. ``copy_bytes`` is the length of one
+    copy."""
+
+    engines: tuple[str, ...]
+    tile_bytes: tuple[int, ...]
+    bytes_in_flight: tuple[int | None, ...]
+    threads: int
+    copy_bytes: int
+
+
+LATENCY: Mapping[Axes, LatencyAxes] = {
+    Axes.QUICK: LatencyAxes(TILE_BYTES, (128,), (Leg.COPY,), (Memory.L2, Memory.DRAM)),
+    Axes.FULL: LatencyAxes(
+        TILE_BYTES, (32, 128, 256), (Leg.LOAD, Leg.STORE, Leg.COPY), (Memory.L2, Memory.DRAM)
+    ),
+}
+
+THROUGHPUT: Mapping[Axes, ThroughputAxes] = {
+    Axes.QUICK: ThroughputAxes(
+        ENGINES + TRITON_ENGINES, (2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB), (16 * KIB, None), 128, 16 << 20
+    ),
+    Axes.FULL: ThroughputAxes(
+        ENGINES + TRITON_ENGINES,
+        TILE_BYTES,
+        (4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, None),
+        128,
+        256 << 20,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyPoint:
+    """One chain."""
+
+    engine: str
+    tile_bytes: int
+    threads: int
+    leg: Leg
+    memory: Memory
+
+    @property
+    def id(self) -> str:
+        size = format_bytes(self.tile_bytes).replace(" ", "")
+        return f"{self.engine}-{size}-{self.threads}t-{self.leg}-{self.memory.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputPoint:
+    """One copy over all SMs."""
+
+    engine: str
+    tile_bytes: int
+    bytes_in_flight: int | None
+    threads: int
+    copy_bytes: int
+
+    @property
+    def id(self) -> str:
+        size = format_bytes(self.tile_bytes).replace(" ", "")
+        flight = self.bytes_in_flight
+        regime = "best" if flight is None else format_bytes(flight).replace(" ", "") + "-in-flight"
+        return f"{self.engine}-{size}-{regime}"
+
+
+def latency_points(axes: Axes) -> Iterator[LatencyPoint]:
+    """All chains, the tile size slowest, so that a pool serves all engines before the next one is made."""
+    chosen = LATENCY[axes]
+    for tile_bytes in chosen.tile_bytes:
+        for memory in chosen.memories:
+            for leg in chosen.legs:
+                for threads in chosen.threads:
+                    for engine in ENGINES:
+                        yield LatencyPoint(engine, tile_bytes, threads, leg, memory)
+
+
+def throughput_points(axes: Axes) -> Iterator[ThroughputPoint]:
+    """All copies. A tile larger than the bytes in flight cannot be had and is no point."""
+    chosen = THROUGHPUT[axes]
+    for flight in chosen.bytes_in_flight:
+        for tile_bytes in chosen.tile_bytes:
+            if flight is not None and tile_bytes > flight:
+                continue
+            for engine in chosen.engines:
+                yield ThroughputPoint(engine, tile_bytes, flight, chosen.threads, chosen.copy_bytes)
