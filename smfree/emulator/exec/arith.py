@@ -1,5 +1,4 @@
-"""Integer, logic, comparison and single/double precision arithmetic (PTX ISA, "Integer/Floating
-Point/Logic")."""
+"""Integer, logic, comparison and floating point arithmetic (PTX ISA, "Integer Arithmetic" and following)."""
 
 from __future__ import annotations
 
@@ -385,7 +384,8 @@ def bit_count(dec: Decoder, ins: ast.Instr) -> Arithmetic:
 
 
 _COMPARE: dict[str, Any] = {
-    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "eq": np.equal, "ne": np.not_equal,
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
 }  # fmt: skip
 _COMBINE: dict[str, Any] = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}

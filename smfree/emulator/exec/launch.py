@@ -20,12 +20,15 @@ import numpy as np
 from smfree.emulator.counters import Counters
 from smfree.emulator.errors import EmulationError, Severity, Unsupported
 from smfree.emulator.exec import arith, async_ops, convert, memory_ops, sync_ops, warp
+from smfree.emulator.exec.classes import instruction_class
 from smfree.emulator.exec.copy_unit import CopyUnit
 from smfree.emulator.exec.decode import Decoder, Program, Segment, Step
-from smfree.emulator.exec.lanes import WARP_SIZE, Geometry, Group, Join, merge
+from smfree.emulator.exec.flow_unit import FlowUnit
+from smfree.emulator.exec.lanes import WARP_SIZE, Geometry, Group
 from smfree.emulator.exec.memory_unit import MemoryUnit
-from smfree.emulator.exec.report import deadlock, place, xyz
+from smfree.emulator.exec.report import place, xyz
 from smfree.emulator.exec.schedule import Schedule, make_schedule
+from smfree.emulator.exec.stall_unit import StallUnit
 from smfree.emulator.exec.sync_unit import SyncUnit
 from smfree.emulator.occupancy import occupancy
 from smfree.emulator.ptx import ast
@@ -41,8 +44,6 @@ OPCODE_FAMILIES = (
     sync_ops,
     warp,
 )  # importing them fills the opcode table
-DEFAULT_TRY_WAIT_NS = 1000.0  # the ISA leaves the limit to the system; only a hang ever sees it
-MAX_TIME_OUTS = 10_000
 SHARED_GRANULE = 1024
 
 
@@ -133,16 +134,13 @@ class Launch:
         self.progress = 0
         self.change_time = 0.0
         self.runnable: list[Group] = []
-        self.at_join: list[Group] = []
-        self.spinning: list[tuple[int, Group]] = []
-        self._spin_marks: dict[tuple[int, int], tuple[int, list[Any]]] = {}
-        self._time_out_mark: tuple[int, Any] = (-1, None)
-        self._time_outs = 0
 
         pitch = max(-(-self.shared_bytes // SHARED_GRANULE) * SHARED_GRANULE, SHARED_GRANULE)
         self.memory = MemoryUnit(self, pitch)
         self.sync = SyncUnit(self, pitch)
         self.copy = CopyUnit(self)
+        self.flow = FlowUnit(self)
+        self.stalls = StallUnit(self)
         self.program: Program = Decoder(kernel, self, symbols).program()
         self._visits = [[0, 0] for _ in self.program.steps]  # warps and lanes that executed each step
         self.current: Group | None = None
@@ -163,44 +161,18 @@ class Launch:
 
     def _unblock(self) -> bool:
         """Nothing is runnable: make something happen. False when the launch is over."""
-        if self.at_join:
-            self.release_joins(self.at_join)
+        if self.flow.at_join:
+            self.flow.release(self.flow.at_join)
             return True
         if self.copy.pending:
             self.schedule.complete_some(self)
             return True
-        if self._wake_spinners():
+        if self.stalls.wake():
             return True
         if not self.live.any() and self.next_cta == self.num_ctas:
             return False
-        self._time_out()
+        self.stalls.time_out()
         return True
-
-    def _time_out(self) -> None:
-        """Sleeping waits give up. If nothing has changed since they last did, it is a deadlock."""
-        sleepers = self.sync.sleepers
-        mark = (self.progress, self._picture())
-        self._time_outs += 1
-        if not sleepers or self._same_picture(mark, self._time_out_mark) or self._time_outs > MAX_TIME_OUTS:
-            raise deadlock(self)
-        self._time_out_mark = mark
-        growth = 2.0 ** min(self._time_outs - 1, 40)
-        self.sync.time_out(DEFAULT_TRY_WAIT_NS * growth * self.cycles_per_ns)
-
-    def _picture(self) -> list[tuple[int, int, list[Any]]]:
-        """Everything that could make sleeping or spinning threads act differently next time."""
-        groups = [*self.sync.sleepers, *(g for _, g in self.spinning)]
-        return [(g.pc, id(g.lanes), [g.regs[r] for r in self.program.live(g.pc)]) for g in groups]
-
-    @staticmethod
-    def _same_picture(a: tuple[int, Any], b: tuple[int, Any]) -> bool:
-        if a[0] != b[0] or b[1] is None or len(a[1]) != len(b[1]):
-            return False
-        key = lambda item: item[:2]  # noqa: E731
-        return all(
-            x[:2] == y[:2] and all(_equal(u, v) for u, v in zip(x[2], y[2], strict=True))
-            for x, y in zip(sorted(a[1], key=key), sorted(b[1], key=key), strict=True)
-        )
 
     def _run_group(self, g: Group) -> None:
         """Run until the group parks, leaves, meets its join or the schedule wants another one."""
@@ -234,7 +206,7 @@ class Launch:
                 g = after
             join = g.join
             if join is not None and join.pc == g.pc:
-                met = self._meet(g)
+                met = self.flow.meet(g)
                 if met is None:
                     return
                 g = met
@@ -273,8 +245,8 @@ class Launch:
                 return None
             g.pc += 1
             return g
-        yes, no = self._split(g, ~mask if step.negated else mask, g.pc + 1, g.pc, g.pc + 1)
-        self._enqueue(no)
+        yes, no = self.flow.split(g, ~mask if step.negated else mask, g.pc + 1, g.pc, g.pc + 1)
+        self.flow.enqueue(no)
         count[1] += yes.lanes.n
         self.current = yes
         if not step.action(yes):
@@ -289,11 +261,11 @@ class Launch:
             if type(taken) is np.ndarray:
                 hits = int(np.count_nonzero(taken))
                 if 0 < hits < g.lanes.n:
-                    yes, no = self._split(
+                    yes, no = self.flow.split(
                         g, ~taken if step.negated else taken, step.join, step.target, pc + 1
                     )
-                    self._enqueue(no)
-                    self._enqueue(yes)
+                    self.flow.enqueue(no)
+                    self.flow.enqueue(yes)
                     return None
                 go = (hits > 0) is not step.negated
             else:
@@ -302,120 +274,11 @@ class Launch:
                 g.pc = pc + 1
                 return g
         g.pc = step.target
-        if step.target <= pc and self._is_spinning(g):
-            self.spinning.append((self.progress, g))
+        if step.target <= pc and self.stalls.is_spinning(g):
             return None
         return g
 
-    # ---------------------------------------------------------------- divergence
-
-    def _split(
-        self, g: Group, mask: Any, join_pc: int | None, yes_pc: int, no_pc: int
-    ) -> tuple[Group, Group]:
-        """Two groups of one; they meet again at ``join_pc`` where the program has such a place."""
-        yes_lanes, no_lanes, yes_index, no_index = g.lanes.split(mask)
-        join = g.join
-        if join_pc is not None and (join is None or join.pc != join_pc):
-            join = Join(join_pc, g)
-        yes = g.part(yes_lanes, yes_index, self.program.live(yes_pc), yes_pc)
-        no = g.part(no_lanes, no_index, self.program.live(no_pc), no_pc)
-        for part in (yes, no):
-            part.join = join
-            if join is not g.join:
-                part.origin, part.entry = join, list(part.regs)
-        return yes, no
-
-    def part_mask(self, g: Group, mask: Any) -> tuple[Group | None, Group | None]:
-        """A parked or running group in two at the same instruction; None for an empty part."""
-        if mask.all():
-            return g, None
-        if not mask.any():
-            return None, g
-        yes_lanes, no_lanes, yes_index, no_index = g.lanes.split(mask)
-        live = self.program.live(g.pc)
-        return g.part(yes_lanes, yes_index, live, g.pc), g.part(no_lanes, no_index, live, g.pc)
-
-    def part_slots(self, g: Group, open_slots: Any) -> tuple[Group | None, Group | None]:
-        """Split by whether the lane's CTA is among the open ones."""
-        lanes = g.lanes
-        if lanes.one_slot is not None:
-            return (g, None) if open_slots[lanes.one_slot] else (None, g)
-        return self.part_mask(g, open_slots[lanes.slot])
-
-    def _meet(self, g: Group) -> Group | None:
-        """Arrive at the group's join: the merged group if all are there, else None (it waits, as a
-        courtesy)."""
-        while (join := g.join) is not None and join.pc == g.pc:
-            join.arrived.append(g)
-            join.missing -= g.lanes.n
-            if join.missing > 0:
-                self.at_join.append(g)
-                return None
-            g = self._merged(join)
-        return g
-
-    def _merged(self, join: Join) -> Group:
-        """All that arrived at a join, as one group on its way to the outer join."""
-        parts = join.arrived
-        if len(parts) > 1:
-            g = merge(parts, join.pc, self.program.live(join.pc), join.outer)
-        else:
-            g = parts[0]
-            g.join = join.outer
-        arrived = set(map(id, parts))
-        self.at_join = [p for p in self.at_join if id(p) not in arrived]
-        return g
-
-    def _enqueue(self, g: Group) -> None:
-        """Make a group runnable, through its join if it stands at one."""
-        met = self._meet(g)
-        if met is not None:
-            self.runnable.append(met)
-
-    def release_joins(self, groups: list[Group]) -> None:
-        """Let these groups go on without the lanes they were waiting for."""
-        for g in list(groups):
-            join = g.join
-            assert join is not None
-            join.arrived.remove(g)
-            g.join = join.outer
-            while g.join is not None and g.join.pc == g.pc:  # do not wait at an enclosing one either
-                g.join.missing -= g.lanes.n
-                g.join = g.join.outer
-            self.runnable.append(g)
-        gone = set(map(id, groups))
-        self.at_join = [p for p in self.at_join if id(p) not in gone]
-
     # ---------------------------------------------------------------- services for the units
-
-    def resume(self, groups: list[Group]) -> None:
-        """Parked groups go on after the instruction they waited in."""
-        for g in groups:
-            g.wait = None
-            g.pc += 1
-            self._enqueue(g)
-
-    def merge_parked(self, groups: list[Group]) -> Group:
-        """One group of several parked at the same instruction; joins they disagree on are given up."""
-        joins = {id(g.join) for g in groups}
-        join = groups[0].join if len(joins) == 1 else None
-        if len(joins) > 1:
-            for g in groups:
-                self._leave_joins(g)
-        pc = groups[0].pc
-        return merge(groups, pc, self.program.live(pc), join)
-
-    def _leave_joins(self, g: Group) -> None:
-        """These lanes will not come to the joins they were expected at."""
-        chain: list[Join] = []
-        join, g.join = g.join, None
-        while join is not None:
-            join.missing -= g.lanes.n
-            chain.append(join)
-            join = join.outer
-        for join in chain:
-            if join.missing == 0 and join.arrived:
-                self._enqueue(self._merged(join))
 
     def leave(self, g: Group) -> bool:
         """Threads exit. Their CTA retires with its last one."""
@@ -428,7 +291,7 @@ class Launch:
         self.alive[lanes.ids] = False
         self.live[lanes.slots] -= lanes.slot_counts
         self.did_something()
-        self._leave_joins(g)
+        self.flow.leave_joins(g)
         retired = lanes.slots[self.live[lanes.slots] == 0]
         if len(retired):
             self.copy.retire(retired)
@@ -462,29 +325,6 @@ class Launch:
         self.progress += 1
         if time > self.change_time:
             self.change_time = time
-
-    def _is_spinning(self, g: Group) -> bool:
-        """At a backward branch: has a full turn changed neither shared state nor this group's registers?"""
-        key = (g.pc, id(g.lanes))
-        now = [g.regs[r] for r in self.program.live(g.pc)]
-        before = self._spin_marks.get(key)
-        self._spin_marks[key] = (self.progress, now)
-        if len(self._spin_marks) > 4096:
-            self._spin_marks.clear()
-        if before is None or before[0] != self.progress:
-            return False
-        return all(_equal(a, b) for a, b in zip(before[1], now, strict=True))
-
-    def _wake_spinners(self) -> bool:
-        """Spinning groups run again once shared state has changed."""
-        ready = [g for seen, g in self.spinning if seen != self.progress]
-        self.spinning = [(seen, g) for seen, g in self.spinning if seen == self.progress]
-        for g in ready:
-            if self.clock is not None:
-                w = g.lanes.warp_slice
-                self.time[w] = np.maximum(self.settle(g), self.change_time)
-            self.runnable.append(g)
-        return bool(ready)
 
     # ---------------------------------------------------------------- time
 
@@ -575,46 +415,6 @@ class Launch:
                 self.counters.thread_instructions += lanes
                 self.counters.count_class(instruction_class(instr), warps)
         self.end_time = max(self.end_time, float(self.time.max(initial=0.0)))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    if a is None or b is None:
-        return False
-    return bool(np.array_equal(a, b))
-
-
-def instruction_class(instr: ast.Instr) -> str:
-    """Name under which an instruction is counted (docs/counting.md)."""
-    op, mods = instr.opcode, instr.modifiers
-    if op in ("ld", "st", "ldu"):
-        space = next(
-            (
-                m.partition("::")[0]
-                for m in mods
-                if m.partition("::")[0] in ("global", "shared", "local", "param", "const")
-            ),
-            "generic",
-        )
-        return f"{space} {'store' if op == 'st' else 'load'}"
-    if op in ("atom", "red"):
-        return "atomic"
-    if op == "cp":
-        if "commit_group" in mods or "wait_group" in mods or "wait_all" in mods:
-            return "copy group"
-        return "tma" if "bulk" in mods else "cp.async"
-    if op in ("bar", "barrier"):
-        return "barrier"
-    if op in ("mbarrier", "bra"):
-        return {"bra": "branch"}.get(op, op)
-    if op in ("ret", "exit"):
-        return "branch"
-    if op in ("fence", "membar"):
-        return "fence"
-    if op in ("elect", "vote", "shfl", "activemask"):
-        return "warp"
-    return "alu"
 
 
 def resident_ctas(spec: Any, threads: int, shared_bytes: int, registers: int | None) -> int:

@@ -27,8 +27,8 @@ SPACES = ("global", "shared", "shared::cta", "local", "param", "param::entry", "
 _STRENGTH = ("weak", "volatile", "relaxed", "acquire", "release", "cta", "cluster", "gpu", "sys", "nc")
 _HINTS = (
     "ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first",
-    "L1::evict_last", "L1::no_allocate", "L2::64B", "L2::128B", "L2::256B", "L2::evict_last", "L2::evict_normal",
-    "L2::evict_first",
+    "L1::evict_last", "L1::no_allocate", "L2::64B", "L2::128B", "L2::256B", "L2::evict_last",
+    "L2::evict_normal", "L2::evict_first",
 )  # fmt: skip
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 

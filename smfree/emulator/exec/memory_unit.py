@@ -21,8 +21,8 @@ PATTERNS_KEPT = 4096
 class Pattern:
     """What the addresses of one access have in common with the last time: everything but where they start.
 
-    ``rel`` are the addresses relative to the first lane's, ``phase`` that one's place in a 128-byte line. Sector,
-    wavefront and line counts depend on nothing else, so a loop derives them once.
+    ``rel`` are the addresses relative to the first lane's, ``phase`` that one's place in a 128-byte line.
+    Sector, wavefront and line counts depend on nothing else, so a loop derives them once.
     """
 
     __slots__ = ("_lanes", "_nbytes", "_runs", "_sectors", "_waves", "high", "low", "phase", "rel")
@@ -59,7 +59,7 @@ class Pattern:
 
     @property
     def runs(self) -> tuple[Any, Any, Any, Any]:
-        """Runs of neighbouring lanes in one line: relative line, bytes, each warp's first run, bytes per warp."""
+        """Runs of lanes in one line: relative line, bytes, each warp's first run; and bytes per warp."""
         if self._runs is None:
             lanes = self._lanes
             lines = (self.rel + self.phase) // LINE_BYTES
@@ -182,8 +182,8 @@ class MemoryUnit:
         if low < 0 or high > limit:
             bad = int(np.flatnonzero((addr < 0) | (addr + nbytes > limit))[0])
             raise MemoryFault(
-                f"shared access of {nbytes} bytes at offset 0x{int(addr[bad]):x} leaves the {limit} bytes this CTA "
-                "has; check the index, or launch with more dynamic shared memory",
+                f"shared access of {nbytes} bytes at offset 0x{int(addr[bad]):x} leaves the {limit} bytes this "
+                "CTA has; check the index, or launch with more dynamic shared memory",
                 rule="shared.bounds",
                 index=bad,
             )
@@ -235,7 +235,8 @@ class MemoryUnit:
         limit = self.launch.kernel.local_bytes
         if int(addr.min()) < 0 or int(addr.max()) + nbytes > limit:
             raise MemoryFault(
-                f"local access of {nbytes} bytes leaves the {limit} bytes each thread has", rule="local.bounds",
+                f"local access of {nbytes} bytes leaves the {limit} bytes each thread has",
+                rule="local.bounds",
                 index=int(np.flatnonzero((addr < 0) | (addr + nbytes > limit))[0]),
             )  # fmt: skip
         counters = self.launch.counters

@@ -25,7 +25,8 @@ def place(launch: Launch, g: Group, step: Step, index: int | None) -> str:
     slot, tid = int(g.lanes.slot[i]), int(g.lanes.tid[i])
     instr = step.instr
     source = f"{instr.source}, " if instr.source else ""
-    return f"CTA {xyz(int(launch.cta[slot]), launch.grid)} thread {xyz(tid, launch.block)}, {source}PTX line {instr.line}: {instr.text}"
+    cta, thread = xyz(int(launch.cta[slot]), launch.grid), xyz(tid, launch.block)
+    return f"CTA {cta} thread {thread}, {source}PTX line {instr.line}: {instr.text}"
 
 
 def xyz(linear: int, extent: tuple[int, int, int]) -> str:
@@ -39,9 +40,9 @@ def variable_at(launch: Launch, offset: int) -> str:
     """ "full[1]" for a shared-memory offset: the variable that holds it, in 8-byte elements."""
     best: Any = None
     for var in launch.kernel.shared.values():
-        if var.offset <= offset and (var.size_bytes is None or offset < var.offset + var.size_bytes):
-            if best is None or var.offset >= best.offset:
-                best = var
+        inside = var.offset <= offset and (var.size_bytes is None or offset < var.offset + var.size_bytes)
+        if inside and (best is None or var.offset >= best.offset):
+            best = var
     if best is None:
         return f"shared memory at 0x{offset:x}"
     match = _LOCAL_STATIC.match(best.name)
@@ -82,7 +83,7 @@ def deadlock(launch: Launch) -> Deadlock:
     lines += _mbarrier_lines(launch)
     lines += _barrier_lines(launch)
     lines += _warp_lines(launch)
-    for _, g in launch.spinning:
+    for _, g in launch.stalls.spinning:
         lines.append(
             "spinning on memory that nobody will change: " + "; ".join(_few(waiting_threads(launch, g)))
         )

@@ -7,6 +7,7 @@ mistake. ``timed`` alone has a clock.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -124,15 +125,15 @@ class Random(Schedule):
 
     def initial(self, lanes: LaneSet) -> list[LaneSet]:
         starts = [*lanes.warp_starts.tolist(), lanes.n]
-        return [lanes.geometry.lane_set(lanes.ids[a:b]) for a, b in zip(starts, starts[1:], strict=False)]
+        return [lanes.geometry.lane_set(lanes.ids[a:b]) for a, b in pairwise(starts)]
 
     def before_pick(self, launch: Launch) -> None:
         while launch.copy.pending and self.rng.random() < 0.25:
             self.complete_some(launch)
 
     def pick(self, launch: Launch) -> Group:
-        if launch.at_join and self.rng.random() < 0.1:
-            launch.release_joins([launch.at_join[int(self.rng.integers(len(launch.at_join)))]])
+        if launch.flow.at_join and self.rng.random() < 0.1:
+            launch.flow.release([launch.flow.at_join[int(self.rng.integers(len(launch.flow.at_join)))]])
         return launch.runnable.pop(int(self.rng.integers(len(launch.runnable))))
 
     def switch(self, launch: Launch, g: Group) -> bool:
@@ -164,11 +165,12 @@ class Timed(Schedule):
 
     def before_pick(self, launch: Launch) -> None:
         now = min(self._times(launch, launch.runnable), default=None)
-        if launch.at_join and now is not None:
-            times = self._times(launch, launch.at_join)
-            late = [g for g, t in zip(launch.at_join, times, strict=True) if t + self.window_cycles < now]
+        if launch.flow.at_join and now is not None:
+            times = self._times(launch, launch.flow.at_join)
+            early = now - self.window_cycles
+            late = [g for g, t in zip(launch.flow.at_join, times, strict=True) if t < early]
             if late:
-                launch.release_joins(late)
+                launch.flow.release(late)
                 now = min(times)
         if launch.copy.pending and now is not None:
             launch.copy.complete_due(now)

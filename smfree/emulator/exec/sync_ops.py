@@ -95,8 +95,8 @@ def fence(dec: Decoder, ins: ast.Instr) -> Visible:
     """Generic fences wait for earlier stores; a proxy fence orders generic and async accesses."""
     dec.only(
         "cta", "gl", "sys", "gpu", "cluster", "sc", "acq_rel", "acquire", "release", "proxy", "async",
-        "async.global", "global", "async.shared::cta", "shared::cta", "shared::cluster", "mbarrier_init", "alias",
-        "generic",
+        "async.global", "global", "async.shared::cta", "shared::cta", "shared::cluster", "mbarrier_init",
+        "alias", "generic",
     )  # fmt: skip
     if "tensormap::generic" in ins.modifiers or "alias" in ins.modifiers:
         raise dec.refuse("this proxy fence")
@@ -126,7 +126,8 @@ def shared_keys(dec: Decoder, address: ast.Operand) -> Any:
             space, addr = resolve_generic(launch, g, addr)
             if space != "shared":
                 raise BarrierFault(
-                    f"an mbarrier lies in shared memory (the address is in {space} memory)", rule="mbarrier.space",
+                    f"an mbarrier lies in shared memory (the address is in {space} memory)",
+                    rule="mbarrier.space",
                     index=0,
                 )  # fmt: skip
         return launch.sync.mbarriers.keys(launch.memory.flat_shared(g, addr, 8))

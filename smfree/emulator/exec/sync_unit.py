@@ -163,14 +163,14 @@ class SyncUnit:
         open_slots = np.zeros(launch.geometry.slots, np.bool_)
         open_slots[done] = True
         for parked in b.parked:
-            yes, no = launch.part_slots(parked, open_slots)
+            yes, no = launch.flow.part_slots(parked, open_slots)
             if yes is not None:
                 released.append(yes)
             if no is not None:
                 kept.append(no)
         b.parked = kept
         self._level_times(released, done)
-        launch.resume(released)
+        launch.flow.resume(released)
 
     def _check_same_instruction(self, number: int, b: _Barrier, done: Any) -> None:
         wpc = self.launch.geometry.warps_per_cta
@@ -234,7 +234,7 @@ class SyncUnit:
         if mates:
             self.warp_parked = [p for p in self.warp_parked if p not in mates]
             waits = g.wait
-            g = self.launch.merge_parked([g, *mates])
+            g = self.launch.flow.merge_parked([g, *mates])
             g.wait = waits
         return self._try_warp(g, resume_self=bool(mates))
 
@@ -258,17 +258,17 @@ class SyncUnit:
             g.wait = None
             wait.act(g)
             if resume_self:
-                self.launch.resume([g])
+                self.launch.flow.resume([g])
                 return False
             return True
-        yes, no = self.launch.part_mask(g, complete[lanes.warp_index])
+        yes, no = self.launch.flow.part_mask(g, complete[lanes.warp_index])
         if no is not None:
             no.wait = wait
             self.warp_parked.append(no)
         if yes is not None:
             yes.wait = None
             wait.act(yes)
-            self.launch.resume([yes])
+            self.launch.flow.resume([yes])
         return False
 
     # ---------------------------------------------------------------- mbarriers
@@ -314,7 +314,7 @@ class SyncUnit:
             g.regs[predicate] = done
             return True
         wait = MBarrierWait(keys, token, by_parity, predicate, limit_ns)
-        yes, no = launch.part_mask(g, done)
+        yes, no = launch.flow.part_mask(g, done)
         assert no is not None
         no.wait = wait if yes is None else wait.part(~done)
         self.mbarriers.park(no.wait.keys)
@@ -322,7 +322,7 @@ class SyncUnit:
         if yes is None:
             return False
         yes.regs[predicate] = np.bool_(True)
-        launch.resume([yes])
+        launch.flow.resume([yes])
         return False
 
     def _test(self, keys: Any, token: Any, by_parity: bool) -> Any:
@@ -357,7 +357,7 @@ class SyncUnit:
                 kept.append(g)
                 continue
             self.mbarriers.unpark(wait.keys[done])
-            yes, no = launch.part_mask(g, done)
+            yes, no = launch.flow.part_mask(g, done)
             if no is not None:
                 no.wait = wait.part(~done)
                 kept.append(no)
@@ -368,7 +368,7 @@ class SyncUnit:
             yes.regs[wait.predicate] = np.bool_(True)
             awake.append(yes)
         self.sleepers = kept
-        launch.resume(awake)
+        launch.flow.resume(awake)
 
     def time_out(self, cycles: float) -> None:
         """Every sleeping try_wait gives up and answers false, ``cycles`` later."""
@@ -379,7 +379,7 @@ class SyncUnit:
             g.regs[wait.predicate] = np.bool_(False)
             limit = cycles if wait.limit_ns is None else wait.limit_ns * self.launch.cycles_per_ns
             self.launch.advance(g, limit)
-        self.launch.resume(sleepers)
+        self.launch.flow.resume(sleepers)
 
     # ---------------------------------------------------------------- fences
 

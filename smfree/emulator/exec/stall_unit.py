@@ -1,0 +1,89 @@
+"""Waiting without progress: polling loops, waits that time out, and the proof that nothing can change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smfree.emulator.exec.lanes import Group, LaneSet
+from smfree.emulator.exec.report import deadlock
+
+if TYPE_CHECKING:
+    from smfree.emulator.exec.launch import Launch
+
+DEFAULT_TRY_WAIT_NS = 1000.0  # the ISA leaves the limit to the system; only a hang ever sees it
+MAX_TIME_OUTS = 10_000
+MARKS_KEPT = 4096
+
+
+class StallUnit:
+    """``spinning`` holds polling groups with the state of the launch (``progress``) they have seen."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.spinning: list[tuple[int, Group]] = []
+        self._marks: dict[tuple[int, int], tuple[int, list[Any], LaneSet]] = {}
+        self._mark: tuple[int, Any] = (-1, None)
+        self._time_outs = 0
+
+    def time_out(self) -> None:
+        """Sleeping waits give up. If nothing has changed since they last did, it is a deadlock."""
+        sleepers = self.launch.sync.sleepers
+        mark = (self.launch.progress, self._picture())
+        self._time_outs += 1
+        if not sleepers or self._same_picture(mark, self._mark) or self._time_outs > MAX_TIME_OUTS:
+            raise deadlock(self.launch)
+        self._mark = mark
+        growth = 2.0 ** min(self._time_outs - 1, 40)
+        self.launch.sync.time_out(DEFAULT_TRY_WAIT_NS * growth * self.launch.cycles_per_ns)
+
+    def _picture(self) -> list[tuple[int, int, list[Any]]]:
+        """Everything that could make sleeping or spinning threads act differently next time."""
+        groups = [*self.launch.sync.sleepers, *(g for _, g in self.spinning)]
+        return [(g.pc, id(g.lanes), [g.regs[r] for r in self.launch.program.live(g.pc)]) for g in groups]
+
+    @staticmethod
+    def _same_picture(a: tuple[int, Any], b: tuple[int, Any]) -> bool:
+        if a[0] != b[0] or b[1] is None or len(a[1]) != len(b[1]):
+            return False
+        key = lambda item: item[:2]  # noqa: E731
+        return all(
+            x[:2] == y[:2] and all(_equal(u, v) for u, v in zip(x[2], y[2], strict=True))
+            for x, y in zip(sorted(a[1], key=key), sorted(b[1], key=key), strict=True)
+        )
+
+    def is_spinning(self, g: Group) -> bool:
+        """At a backward branch: park the group if a turn changed neither shared state nor its registers."""
+        key = (g.pc, id(g.lanes))
+        progress = self.launch.progress
+        now = [g.regs[r] for r in self.launch.program.live(g.pc)]
+        before = self._marks.get(key)
+        if len(self._marks) >= MARKS_KEPT:
+            self._marks.clear()
+        self._marks[key] = (progress, now, g.lanes)  # the lanes, so that their id stays theirs
+        if before is None or before[0] != progress:
+            return False
+        if not all(_equal(a, b) for a, b in zip(before[1], now, strict=True)):
+            return False
+        self.spinning.append((progress, g))
+        return True
+
+    def wake(self) -> bool:
+        """Spinning groups run again once shared state has changed."""
+        ready = [g for seen, g in self.spinning if seen != self.launch.progress]
+        self.spinning = [(seen, g) for seen, g in self.spinning if seen == self.launch.progress]
+        for g in ready:
+            if self.launch.clock is not None:
+                w = g.lanes.warp_slice
+                self.launch.time[w] = np.maximum(self.launch.settle(g), self.launch.change_time)
+            self.launch.runnable.append(g)
+        return bool(ready)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if a is None or b is None:
+        return False
+    return bool(np.array_equal(a, b))
