@@ -5,7 +5,7 @@ is a latency,
 not a throughput. The kernel reads its own clock; a step is the slope between two chain lengths.
 
 Bytes     a step moves one tile: read once (load, copy), written once (store, copy)
-L2        the pool is small and was walked once before
+L2        the pool and the destination are small and were read just before
 DRAM      the L2 is flushed by a read sweep before each walk, and every tile is visited once
 Verified  the index the kernel ends on, and every byte of the destination, against numpy
 """
@@ -50,9 +50,12 @@ def bench_latency(measure: Measure, point: LatencyPoint) -> None:
     cold = point.memory is Memory.DRAM
 
     def walk(steps: int) -> tuple[float, float]:
+        dst = None if point.leg is Leg.LOAD else buffers.dst
         if cold:
             measure.instruments.flush_l2()
-        dst = None if point.leg is Leg.LOAD else buffers.dst
+        else:
+            for array in (buffers.pool, buffers.dst):
+                measure.instruments.read(array)
         mover.chain(dst, buffers.pool, buffers.result, config=config, num_steps=steps, stream=measure.stream)
         measure.stream.synchronize()
         cycles, nanoseconds, index = (int(word) for word in buffers.result.numpy())

@@ -23,8 +23,9 @@ from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream
 
 VECTOR_BYTES = (4, 8, 16, 32)
 MAX_UNROLL = 8
-BASE_REGISTERS = 32
-"""Registers beside the data, rounded up from what ptxas 13.5 uses (22 to 28 plus the vectors)."""
+BEST_UNROLL = 4
+BASE_REGISTERS = 24
+"""Registers beside the data, rounded up from what ptxas 13.5 uses; tests hold it to that."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def _best(capabilities: Capabilities, tile_bytes: int, threads: int | None) -> L
     wide = capabilities.has_wide_access and tile_bytes % 32 == 0
     vector_bytes = 32 if wide else 16
     used = threads or _natural_threads(tile_bytes, vector_bytes)
-    unroll = next(k for k in (4, 2, 1) if k == 1 or tile_bytes % (used * k * vector_bytes) == 0)
+    unroll = next(k for k in (BEST_UNROLL, 2, 1) if k == 1 or tile_bytes % (used * k * vector_bytes) == 0)
     fit = most_ctas(capabilities, used, tile_bytes, _registers(unroll, vector_bytes))
     require(
         fit > 0,
@@ -183,9 +184,9 @@ def _best(capabilities: Capabilities, tile_bytes: int, threads: int | None) -> L
 
 
 def _natural_threads(tile_bytes: int, vector_bytes: int) -> int:
-    """As many threads as the tile has vectors, in warps, at most 256."""
-    return min(256, -(-tile_bytes // (32 * vector_bytes)) * 32)
+    """As many warps as have ``BEST_UNROLL`` vectors of the tile for each thread, at least 1, at most 8."""
+    return 32 * max(1, min(8, tile_bytes // (32 * vector_bytes * BEST_UNROLL)))
 
 
 def _registers(unroll: int, vector_bytes: int) -> int:
-    return -(-(BASE_REGISTERS + unroll * vector_bytes // 4) // 8) * 8
+    return max(32, -(-(BASE_REGISTERS + unroll * vector_bytes // 4) // 8) * 8)

@@ -25,6 +25,7 @@ from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream
 
 VECTOR_BYTES = (4, 8, 16)
 MAX_UNROLL = 8
+BEST_UNROLL = 4
 
 
 class CacheOperator(StrEnum):
@@ -115,7 +116,7 @@ def throughput_config(
     """
     check_available(unavailable(capabilities))
     check_tile(tile_bytes)
-    used = threads or min(256, -(-tile_bytes // 512) * 32)
+    used = threads or 32 * max(1, min(8, tile_bytes // (32 * 16 * BEST_UNROLL)))
     placed = place_stages(
         capabilities,
         tile_bytes,
@@ -127,7 +128,7 @@ def throughput_config(
         tile_bytes,
         placed.num_stages,
         used,
-        unroll=next(k for k in (4, 2, 1) if k == 1 or tile_bytes % (used * k * 16) == 0),
+        unroll=next(k for k in (BEST_UNROLL, 2, 1) if k == 1 or tile_bytes % (used * k * 16) == 0),
         ctas_per_sm=placed.ctas_per_sm,
         min_shared_bytes=placed.min_shared_bytes,
     )

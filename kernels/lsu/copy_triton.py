@@ -28,6 +28,7 @@ from kernels.occupancy import BEST_BYTES_IN_FLIGHT_PER_SM, most_ctas
 from smfree.cuda import Capabilities, DeviceArray, Stream, TritonSource, triton_unavailable
 
 WORD_BYTES = 4
+MAX_WORDS_PER_THREAD = 128
 WORDS_MULTIPLE = 16
 """Triton vectorises under a mask only when the bound is a known multiple of 16 elements."""
 
@@ -58,6 +59,13 @@ class TritonCopyConfig:
         check_threads(self.threads)
         for name, value in (("tile_bytes", self.tile_bytes), ("threads", self.threads)):
             require(value & (value - 1) == 0, f"{name} must be a power of two for Triton", value, "round it")
+        words = self.tile_bytes // (self.threads * WORD_BYTES)
+        require(
+            words <= MAX_WORDS_PER_THREAD,
+            f"a thread holds at most {MAX_WORDS_PER_THREAD} words of the tile in registers",
+            words,
+            "use more threads or a smaller tile",
+        )
         require(self.ctas_per_sm >= 1, "ctas_per_sm must be at least 1", self.ctas_per_sm, "use 1")
 
     @property
@@ -109,7 +117,7 @@ def throughput_config(
 
     Triton decides the shared memory, so the CTAs per SM are held by the grid alone. Raises ConfigError.
     """
-    used = threads or min(256, max(32, tile_bytes // 16))
+    used = threads or min(256, max(32, tile_bytes // 64))
     config = TritonCopyConfig(tile_bytes, used)
     fit = most_ctas(capabilities, used, 0, registers=32 + tile_bytes // (used * WORD_BYTES))
     wanted = bytes_in_flight_per_sm or BEST_BYTES_IN_FLIGHT_PER_SM

@@ -16,7 +16,7 @@ from smfree.cuda.capabilities import Capabilities
 from smfree.cuda.choose import choose
 from smfree.cuda.compile_cuda import CudaSource, compile_cuda
 from smfree.cuda.compile_triton import TritonSource, compile_triton
-from smfree.cuda.errors import ArrayError, NoDeviceError
+from smfree.cuda.errors import ArrayError, NoDeviceError, TensorMapError
 from smfree.cuda.image import ModuleImage
 from smfree.cuda.memory import Allocation, DeviceArray, HostBuffer, pinned_array
 from smfree.cuda.module import Module
@@ -185,6 +185,8 @@ class Device:
         innermost first. Raises TensorMapError with the rule, or KernelFaultError when the context had
         failed before.
         """
+        if not self.capabilities.has_tma:
+            raise TensorMapError(f"{self.name} ({self.capabilities.arch}) has no TMA, so no tensor maps; use cp.async")
         return encode(self.calls, spec_for(array, box, **options), array.allocation)
 
     # --- streams ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ of lanes is served by one gather and one scatter. ``key`` is the flat shared add
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +70,14 @@ class BarrierState:
         return text + f"{self.tx_pending} of {self.tx_announced} bytes missing"
 
 
+def _sparse_zeros(rows: int, columns: int) -> np.ndarray:
+    """int64 zeros of which a few rows far apart will be touched: small pages, so that each costs little."""
+    memory = mmap.mmap(-1, max(rows * columns * 8, 1))
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, np.int64, rows * columns).reshape(rows, columns)
+
+
 class MBarriers:
     """All mbarriers of ``slots`` resident CTAs with ``pitch`` bytes of shared memory each.
 
@@ -88,7 +97,7 @@ class MBarriers:
         report: Report = raise_finding,
     ) -> None:
         self.slots, self.pitch, self.memory, self.report = slots, pitch, memory, report
-        self._rows = np.zeros((slots * pitch // 8, _COLUMNS), np.int64)
+        self._rows = _sparse_zeros(slots * pitch // 8, _COLUMNS)
         self._flat = self._rows.reshape(-1)
         self._times = self._rows.view(np.float64)
         self._used: dict[int, list[int]] = {}
@@ -232,14 +241,7 @@ class MBarriers:
             if n > 1:
                 steps = np.arange(1, n + 1) * count if isinstance(count, int) else np.cumsum(count)
                 index = int(np.searchsorted(steps, pending, side="right"))
-            lanes = f"{total} by {n} lanes at once" if n > 1 else f"{total}"
-            raise self._fault(
-                "mbarrier.overflow",
-                f"more arrivals than phase {phase} expects: {lanes}, {pending} of {expected} pending",
-                "let one elected thread arrive, or initialise the barrier with the number that does",
-                key,
-                index,
-            )
+            raise self._overflow(key, row, total, n, index)
         if phase > seen:
             row[_SEEN] = phase
             self._early(key, phase, index)
@@ -290,6 +292,9 @@ class MBarriers:
         odd = (rows[:, _LIVE] != 1) | (total > pending) | (balance > MAX_COUNT) | (phase > rows[:, _SEEN])
         if no_complete:
             odd |= total == pending
+        over = (total > pending) & (rows[:, _LIVE] == 1)
+        if over.any():
+            raise self._overflow_of_many(keys, rows, over, counts[order], order, starts)
         if odd.any():
             return self._one_by_one(key, counts, time, expect_tx, drop, no_complete)
         rows[:, _TX] = balance
@@ -310,6 +315,36 @@ class MBarriers:
         out = np.empty(n, np.int64)
         out[order] = np.repeat(before + running[starts], lengths) - running
         return out.view(np.uint64)
+
+    def _overflow_of_many(
+        self,
+        keys: np.ndarray,
+        rows: np.ndarray,
+        over: np.ndarray,
+        counts: np.ndarray,
+        order: np.ndarray,
+        starts: np.ndarray,
+    ) -> BarrierFault:
+        """The first lane whose arrival is one too many for the phase; ``counts`` in ``order``."""
+        running = np.cumsum(counts)
+        lengths = np.diff(starts, append=len(counts))
+        running -= np.repeat(running[starts] - counts[starts], lengths)
+        excess = running > np.repeat(np.where(over, rows[:, _PENDING], MAX_COUNT << 1), lengths)
+        index = int(order[excess].min())
+        at = int(np.searchsorted(starts, np.flatnonzero(order == index)[0], side="right")) - 1
+        total = int(counts[starts[at] : starts[at] + lengths[at]].sum())
+        return self._overflow(int(keys[at]), rows[at], total, int(lengths[at]), index)
+
+    def _overflow(self, key: int, row: np.ndarray, total: int, n: int, index: int) -> BarrierFault:
+        lanes = f"{total} by {n} lanes at once" if n > 1 else f"{total}"
+        return self._fault(
+            "mbarrier.overflow",
+            f"more arrivals than phase {int(row[_PHASE])} expects: {lanes}, {int(row[_PENDING])} of "
+            f"{int(row[_EXPECTED])} pending",
+            "let one elected thread arrive, or initialise the barrier with the number that does",
+            key,
+            index,
+        )
 
     def _one_by_one(
         self,

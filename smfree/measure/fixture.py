@@ -204,8 +204,7 @@ class Measure:
         pytest-benchmark sees the seconds of one tile.
         """
         self.timer.explicit()
-        if self.deterministic and point.cache is CacheState.HOT:
-            self._run(run)
+        self.instruments.prepare()
         first = self._run(run)
         counted = self._counters()
         self._verify(verify)

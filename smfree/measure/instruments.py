@@ -77,12 +77,16 @@ class Instruments:
 
     def flush_l2(self, stream: Any | None = None) -> None:
         """Replace what the L2 holds by clean lines of a buffer twice its size; queued, not waited for."""
-        buffer = self._flush_buffer
+        self.read(self._flush_buffer, stream)
+
+    def read(self, array: Any, stream: Any | None = None) -> None:
+        """Read every line of ``array`` once, so that the L2 holds as much of it as fits; queued, not waited
+        for."""
         step = _LINE_BYTES if self.device.is_emulated else _SECTOR_BYTES
-        blocks = min(-(-buffer.nbytes // (step * _SWEEP_THREADS)), 64 * self.device.capabilities.num_sms)
+        blocks = min(-(-array.nbytes // (step * _SWEEP_THREADS)), 64 * self.device.capabilities.num_sms)
         self._probe.kernel("read_sweep").launch(
             (blocks,),
             (_SWEEP_THREADS,),
-            [buffer, np.uint64(buffer.nbytes), np.uint32(step)],
+            [array, np.uint64(array.nbytes), np.uint32(step)],
             stream=stream or self.stream,
         )

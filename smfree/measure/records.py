@@ -30,7 +30,7 @@ class Memory(Enum):
 class CacheState(Enum):
     """State of the L2 when the timed work starts."""
 
-    HOT = "hot: working set resident, warmed by the same work"
+    HOT = "hot: working set resident, read just before"
     FLUSHED = "cold: flushed by reading a buffer of twice the L2"
     ROTATED = "cold: buffers rotated over more than twice the L2"
 

@@ -52,3 +52,15 @@ def broken(dst, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 def add_scalars(dst, a, b, c, d):  # type: ignore[no-untyped-def]
     """Scalars of several types."""
     tl.store(dst, a + b + c.to(tl.float64) + d)
+
+
+@triton.jit
+def sum_specialised(  # type: ignore[no-untyped-def]
+    out, src, steps, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr
+):
+    """Add up tiles with producer and consumer warps."""
+    total = tl.zeros((ROWS, COLS), tl.float32)
+    for step in tl.range(0, steps, num_stages=STAGES, warp_specialize=True):
+        total += src.load([step * ROWS, 0])
+    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :]
+    tl.store(out + rows * COLS + cols, total)

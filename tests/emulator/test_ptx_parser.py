@@ -179,17 +179,12 @@ def test_functions_tables_printf_and_asm_labels_from_nvrtc(arch: str, debug: boo
     assert any(i.operands == (LabelRef("LATER"),) for i in k.instrs if i.opcode == "bra")
 
 
-def test_every_file_of_a_500_line_text_within_30_ms() -> None:
-    text = nvrtc_ptx(ODD_CU, "sm_90a")
-    body = text[text.index("{\n", text.index(".entry odd")) + 2 : text.index("\n}", text.index(".entry odd"))]
-    lines = [line for line in body.splitlines() if "call" not in line]
-    assert 100 < len(lines)
-    copies = "\n".join(
-        f".visible .entry many{i}() {{ .reg .b32 %r<5>;\n" + "mad.lo.s32 %r1, %r2, 3, %r4;\n" * 98 + "ret; }"
-        for i in range(5)
-    )
-    best = min(_seconds(f".version 9.0\n.target sm_90a\n.address_size 64\n{copies}") for _ in range(5))
-    assert best < 0.030
+def test_a_500_line_text_parses_within_30_ms() -> None:
+    body = ".reg .b32 %r<5>;\n" + "mad.lo.s32 %r1, %r2, 3, %r4;\n" * 98 + "ret;"
+    kernels = "\n".join(f".visible .entry k{i}() {{\n{body}\n}}" for i in range(5))
+    text = f".version 9.0\n.target sm_90a\n.address_size 64\n{kernels}"
+    assert text.count("\n") > 500
+    assert min(_seconds(text) for _ in range(5)) < 0.030
 
 
 def _seconds(text: str) -> float:
@@ -343,7 +338,8 @@ def test_source_lines_come_from_loc_and_line_zero_is_no_line() -> None:
         ".loc 1 12 3\nmov.u32 %r1, 2;\n.loc 1 0 3\nmov.u32 %r1, 3;\n"
         ".loc 1 27 3\n.loc 2 10 5, function_name names, inlined_at 1 27 3\n"
         ".loc 2 15 3, function_name names+4, inlined_at 2 10 5\nmov.u32 %r1, 4;\nret;\n}\n"
-        '.file 1 "a.cu"\n.file 2 "b.cuh", 123, 456\n.section .debug_str { names: .b8 95, 102, 111, 0\n.b8 103,0 }\n'
+        '.file 1 "a.cu"\n.file 2 "b.cuh", 123, 456\n'
+        ".section .debug_str { names: .b8 95, 102, 111, 0\n.b8 103,0 }\n"
         ".section .debug_loc { .b8 1 .b32 .debug_str }\n.section .debug_macinfo { }\n"
     )
     module = parse(text)

@@ -82,8 +82,13 @@ def run(
         device, kernel, params, grid, block, dynamic_shared_bytes, make_schedule(schedule, seed), start_cycle,
         dict(module_symbols or {}), registers,
     )  # fmt: skip
-    with np.errstate(over="ignore", under="ignore"):
-        return launch.run()
+    elsewhere = device.memory.report
+    device.memory.report = launch.report  # findings of global memory get CTA, thread and line too
+    try:
+        with np.errstate(over="ignore", under="ignore"):
+            return launch.run()
+    finally:
+        device.memory.report = elsewhere
 
 
 class Launch:
@@ -124,7 +129,7 @@ class Launch:
             self.clock.reset()
         self.cycles_per_ns = spec.sm_clock_mhz / 1000.0
 
-        self.time = np.zeros(self.geometry.num_warps)
+        self.time: Any = np.zeros(self.geometry.num_warps)
         self.live = np.zeros(slots, np.int64)
         self.alive = np.zeros(slots * threads, np.bool_)
         self.cta = np.full(slots, -1, np.int64)

@@ -84,7 +84,7 @@ def load(dec: Decoder, ins: ast.Instr) -> Visible:
     if len(elems) != count:
         raise dec.wrong(f"{count} elements need {count} destination registers, got {len(elems)}")
     outs = [None if isinstance(e, ast.Sink) else dec.dst(e) for e in elems]
-    convert = [_widen(ptx_type, dec.dst_type(e)) if not isinstance(e, ast.Sink) else None for e in elems]
+    convert: list[Any] = [_widen(ptx_type, dec.dst_type(e)) if not isinstance(e, ast.Sink) else None for e in elems]
     base, offset = dec.address(ins.operands[1])
     space, launch, size = space_of(dec), dec.launch, width(ptx_type) // 8
     acquire = "acquire" in ins.modifiers

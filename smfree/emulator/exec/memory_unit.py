@@ -182,8 +182,8 @@ class MemoryUnit:
         if low < 0 or high > limit:
             bad = int(np.flatnonzero((addr < 0) | (addr + nbytes > limit))[0])
             raise MemoryFault(
-                f"shared access of {nbytes} bytes at offset 0x{int(addr[bad]):x} leaves the {limit} bytes this "
-                "CTA has; check the index, or launch with more dynamic shared memory",
+                f"shared access of {nbytes} bytes at offset 0x{int(addr[bad]):x} leaves the {limit} bytes "
+                "this CTA has; check the index, or launch with more dynamic shared memory",
                 rule="shared.bounds",
                 index=bad,
             )
