@@ -67,14 +67,14 @@ def wavefronts_per_warp(
     if lane_id is None:
         lane_id = np.arange(len(addr)) - np.repeat(warp_starts, lengths)
     row = np.repeat(np.arange(warps) * parts, lengths) + lane_id // lanes
-    some = np.full(warps * parts, -1, np.int64)
-    some[row] = word
+    some, used = np.zeros(warps * parts, np.int64), np.zeros(warps * parts, bool)
+    some[row], used[row] = word, True
     # Idle lanes repeat a word of their part, which costs nothing.
     grid = np.repeat(some[:, None], lanes, axis=1)
     grid[row, lane_id % lanes] = word
-    cost = _conflicts(grid[some >= 0], words)
+    cost = _conflicts(grid[used], words)
     out = np.zeros(warps * parts, np.int64)
-    out[some >= 0] = cost
+    out[used] = cost
     return out.reshape(warps, parts).sum(axis=1)
 
 
