@@ -48,10 +48,18 @@ def ptxas_path() -> Path:
     return found[-1]
 
 
-def module_text(code: str, target: str, version: str = "9.0") -> str:
+def module_text(code: str, target: str) -> str:
     """A whole PTX text: ``code`` is a module if it starts with a directive, else the middle of a kernel."""
-    head = f".version {version}\n.target {target}\n.address_size 64\n"
-    return head + code if code.startswith(".") else f"{head}{PROLOGUE}    {code}\n    ret;\n}}\n"
+    return modules_text([code], target)
+
+
+def modules_text(codes: list[str], target: str) -> str:
+    """The same for several codes at once; their kernels are called k, k1, k2..."""
+    text = f".version 9.0\n.target {target}\n.address_size 64\n"
+    for number, code in enumerate(codes):
+        whole = code if code.startswith(".") else f"{PROLOGUE}    {code}\n    ret;\n}}"
+        text += whole.replace(" k(", f" k{number or ''}(", 1) + "\n"
+    return text
 
 
 @dataclass(frozen=True)

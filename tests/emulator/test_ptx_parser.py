@@ -497,7 +497,8 @@ def test_initialisers() -> None:
     module = parse(
         ".version 9.0\n.target sm_90\n.address_size 64\n"
         ".const .f32 bias[] = {-1.0, 0f3F800000};\n.global .s32 x[3][2] = { {1,2}, {3} };\n"
-        ".global .u32 n = 2+3;\n.global .v2 .u16 v = {1, 2};\n.visible .global .align 8 .b8 raw[4] = {255, 1};\n"
+        ".global .u32 n = 2+3;\n.global .v2 .u16 v = {1, 2};\n"
+        ".visible .global .align 8 .b8 raw[4] = {255, 1};\n"
         ".global .u64 p[2] = {generic(x)+4, n};\n.extern .global .u32 elsewhere;\n"
         ".global .attribute(.managed) .s32 g;\n.global .f64 d = 1.5;\n"
     )
