@@ -138,9 +138,9 @@ class Calls:
                 api, code, name, arguments=what, remedy=remedy, report=self._report()
             )
             return self.failed
-        return DriverError(
-            api, code, name, arguments=what, remedy=_REMEDIES.get(name, ""), report=self._report()
-        )
+        report = self._report()  # the emulator knows better than the code's general remedy
+        remedy = "" if report else _REMEDIES.get(name, "")
+        return DriverError(api, code, name, arguments=what, remedy=remedy, report=report)
 
     def _already_failed(self, api: str) -> ContextFailedError:
         first = self.failed

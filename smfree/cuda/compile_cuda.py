@@ -61,7 +61,8 @@ class CudaSource:
 
     @property
     def location(self) -> str:
-        """The name that the compiler sees and that PTX's ``.file`` carries: the real path, for source views."""
+        """The name that the compiler sees and that PTX's ``.file`` carries: the real path, for source
+        views."""
         return str(self.path.resolve()) if self.text is None else self.name
 
     def read(self) -> bytes:

@@ -186,7 +186,9 @@ class Device:
         failed before.
         """
         if not self.capabilities.has_tma:
-            raise TensorMapError(f"{self.name} ({self.capabilities.arch}) has no TMA, so no tensor maps; use cp.async")
+            raise TensorMapError(
+                f"{self.name} ({self.capabilities.arch}) has no TMA, so no tensor maps; use cp.async"
+            )
         return encode(self.calls, spec_for(array, box, **options), array.allocation)
 
     # --- streams ------------------------------------------------------------------------------------

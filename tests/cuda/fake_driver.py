@@ -94,7 +94,9 @@ class FakeDriver:
             "cuDeviceGet": lambda ordinal: (ordinal,),
             "cuDeviceGetName": lambda size, device: (b"Fake H100\0\0",),
             "cuDeviceTotalMem": lambda device: (80 * 2**30,),
-            "cuDeviceGetAttribute": lambda a, device: (self.attributes[a.name[len("CU_DEVICE_ATTRIBUTE_") :]],),
+            "cuDeviceGetAttribute": lambda a, device: (
+                self.attributes[a.name[len("CU_DEVICE_ATTRIBUTE_") :]],
+            ),
             "cuDriverGetVersion": lambda: (self.version,),
             "cuDevicePrimaryCtxRetain": handle,
             "cuStreamCreate": handle,

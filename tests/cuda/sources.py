@@ -6,7 +6,8 @@ from smfree.cuda import CudaSource
 
 COPY = """
 extern "C" __global__ void copy_words(unsigned* dst, const unsigned* src, unsigned n) {
-  for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) dst[i] = src[i];
+  const unsigned first = blockIdx.x * blockDim.x + threadIdx.x;
+  for (unsigned i = first; i < n; i += gridDim.x * blockDim.x) dst[i] = src[i];
 }
 """
 ABI = """

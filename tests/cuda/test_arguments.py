@@ -27,7 +27,9 @@ def test_packed_bytes_lie_at_the_offsets_of_the_param_list(device: Device) -> No
     array = device.empty((64, 64), np.float32)
     tensor_map = device.tensor_map(array, (32, 32))
     vector = np.array([1, 2, 3, 4], np.float32)
-    packed = pack("abi", params, [np.uint8(7), array, tensor_map, np.uint16(513), vector, np.uint8(9), np.float64(0.5)])
+    packed = pack(
+        "abi", params, [np.uint8(7), array, tensor_map, np.uint16(513), vector, np.uint8(9), np.float64(0.5)]
+    )
     data = packed.tobytes()
     assert packed.nbytes == 240 and packed.data_address % 128 == 0
     assert data[0] == 7
@@ -80,7 +82,9 @@ def test_typed_values_are_packed(param: ParamInfo, argument: Any, expected: byte
         (U8, "text", "is typed"),
     ],
 )
-def test_wrong_values_are_refused_by_position_and_kernel(param: ParamInfo, argument: Any, message: str) -> None:
+def test_wrong_values_are_refused_by_position_and_kernel(
+    param: ParamInfo, argument: Any, message: str
+) -> None:
     with pytest.raises(ArgumentError, match=message):
         pack("k", [param], [argument])
 

@@ -37,7 +37,9 @@ def test_refused_call_names_api_code_arguments_and_remedy(device: Device, fake: 
 def test_kernel_fault_kills_the_device_with_one_message_each(device: Device, fake: FakeDriver) -> None:
     """E15: after a sticky error nothing reaches the driver, and every later error names the first one."""
     fake.fail["cuCtxSynchronize"] = Code.CUDA_ERROR_ILLEGAL_ADDRESS
-    with pytest.raises(KernelFaultError, match=r"cuCtxSynchronize\(\) returned CUDA_ERROR_ILLEGAL_ADDRESS \(700\)"):
+    with pytest.raises(
+        KernelFaultError, match=r"cuCtxSynchronize\(\) returned CUDA_ERROR_ILLEGAL_ADDRESS \(700\)"
+    ):
         device.synchronize()
     fake.fail.clear()
     before = len(fake.log)
@@ -57,7 +59,9 @@ def test_encoding_a_map_tells_an_earlier_fault_from_refused_arguments(
     """E18: 700 and 715 at the encode call are an earlier kernel's; 1 is the map's."""
     array = device.empty((64, 64), np.float32)
     fake.fail["cuTensorMapEncodeTiled"] = Code.CUDA_ERROR_INVALID_VALUE
-    with pytest.raises(TensorMapError, match=r"the driver refused the map: cuTensorMapEncodeTiled\(rank=2, address="):
+    with pytest.raises(
+        TensorMapError, match=r"the driver refused the map: cuTensorMapEncodeTiled\(rank=2, address="
+    ):
         device.tensor_map(array, (32, 32))
     fake.fail["cuTensorMapEncodeTiled"] = code
     with pytest.raises(KernelFaultError) as caught:
@@ -100,7 +104,9 @@ def test_driver_too_old_for_the_compiler_names_both_versions(device: Device, fak
     assert "CUDA_ERROR_UNSUPPORTED_PTX_VERSION" in text and "update the driver" in text
 
 
-def test_real_device_gets_the_cubin_and_loads_it_before_the_first_launch(device: Device, fake: FakeDriver) -> None:
+def test_real_device_gets_the_cubin_and_loads_it_before_the_first_launch(
+    device: Device, fake: FakeDriver
+) -> None:
     """E06: a cubin for the device's own architecture does not depend on the driver's PTX version."""
     device.compile(source(COPY)).kernel("copy_words")
     ((data,),) = fake.calls("cuModuleLoadData")

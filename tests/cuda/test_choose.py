@@ -69,7 +69,11 @@ class _Driver:
     [
         (_Driver(RuntimeError("libcuda.so.1 not found")), "no NVIDIA driver", 0),
         (_Driver(cuda.CUresult.CUDA_ERROR_NO_DEVICE), "no NVIDIA GPU", 0),
-        (_Driver(cuda.CUresult.CUDA_ERROR_SYSTEM_DRIVER_MISMATCH), "cuInit returned CUDA_ERROR_SYSTEM_DRIVER", 0),
+        (
+            _Driver(cuda.CUresult.CUDA_ERROR_SYSTEM_DRIVER_MISMATCH),
+            "cuInit returned CUDA_ERROR_SYSTEM_DRIVER",
+            0,
+        ),
         (_Driver(cuda.CUresult.CUDA_SUCCESS, 0), "no NVIDIA GPU", 0),
         (_Driver(cuda.CUresult.CUDA_SUCCESS, 2), "", 2),
     ],

@@ -57,7 +57,8 @@ def test_include_root_is_the_nearest_include_folder(tmp_path: Path) -> None:
     (kernels / "lsu" / "near.cuh").write_text("#define NEAR 7\n")
     file = kernels / "lsu" / "copy.cu"
     file.write_text(
-        '#include "ptx.cuh"\n#include "near.cuh"\nextern "C" __global__ void f(int* p) { *p = ANSWER + NEAR; }'
+        '#include "ptx.cuh"\n#include "near.cuh"\n'
+        'extern "C" __global__ void f(int* p) { *p = ANSWER + NEAR; }'
     )
     image = compile_cuda(CudaSource(file), "sm_90a")
     assert "49" in image.ptx and image.name == "lsu/copy.cu"
@@ -80,7 +81,9 @@ def test_mixed_include_roots_are_named(tmp_path: Path) -> None:
 
 def test_missing_header_lists_the_searched_directories(tmp_path: Path) -> None:
     """E02: <cuda/barrier> without libcu++ names the directories and the package."""
-    broken = CudaSource(tmp_path / "x.cu", text="#include <cuda/barrier>\n", include_dirs=(tmp_path / "extra",))
+    broken = CudaSource(
+        tmp_path / "x.cu", text="#include <cuda/barrier>\n", include_dirs=(tmp_path / "extra",)
+    )
     with pytest.raises(CompileError) as caught:
         compile_cuda(broken, "sm_90a")
     text = str(caught.value)
@@ -94,7 +97,9 @@ def test_arch_specific_instruction_on_the_plain_arch_names_the_suffix() -> None:
     text = """extern "C" __global__ void f() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }"""
     with pytest.raises(CompileError) as caught:
         compile_cuda(source(text), "sm_90")
-    assert "setmaxnreg exists only on the arch-specific variant sm_90a: compile for it, not sm_90" in str(caught.value)
+    assert "setmaxnreg exists only on the arch-specific variant sm_90a: compile for it, not sm_90" in str(
+        caught.value
+    )
     assert "setmaxnreg" in compile_cuda(source(text), "sm_90a").ptx
 
 
@@ -106,7 +111,7 @@ def test_device_asks_for_the_arch_specific_variant(device: Device) -> None:
 
 def test_syntax_error_carries_log_and_line() -> None:
     with pytest.raises(CompileError) as caught:
-        compile_cuda(source("extern \"C\" __global__ void f() {\n  undeclared = 1;\n}"), "sm_90a")
+        compile_cuda(source('extern "C" __global__ void f() {\n  undeclared = 1;\n}'), "sm_90a")
     assert "test/kernel.cu(2)" in caught.value.log and "undeclared" in str(caught.value)
 
 
@@ -133,7 +138,9 @@ def test_lookup_failure_lists_the_entry_points(device: Device) -> None:
     module = device.compile(source(text))
     with pytest.raises(KernelNotFoundError, match=r"no entry point 'copy'; it has _Z7mangledPi, copy_words$"):
         module.kernel("copy")
-    with pytest.raises(KernelNotFoundError, match=r'_Z7mangledPi looks like its mangled name: declare it extern "C"'):
+    with pytest.raises(
+        KernelNotFoundError, match=r'_Z7mangledPi looks like its mangled name: declare it extern "C"'
+    ):
         module.kernel("mangled")
     with pytest.raises(KernelNotFoundError, match="no entry point None"):
         module.kernel()
@@ -168,7 +175,8 @@ def test_launch_bounds_are_read_from_the_ptx() -> None:
 
 
 def test_parameter_offsets_follow_the_abi() -> None:
-    """E13: (u8, pointer, 64-aligned 128-byte map, u16, float4, u8, f64) has the padding of the .param list."""
+    """E13: (u8, pointer, 64-aligned 128-byte map, u16, float4, u8, f64) has the padding of the .param
+    list."""
     params = compile_cuda(source(ABI), "sm_90a").functions["abi"].params
     assert [(p.size_bytes, p.align, p.offset) for p in params] == [
         (1, 1, 0),
@@ -182,8 +190,8 @@ def test_parameter_offsets_follow_the_abi() -> None:
 
 
 def test_grid_constant_map_needs_no_local_copy() -> None:
-    """E14 (compile side): a by-value map marked __grid_constant__ leaves no local depot; unmarked and address-taken
-    it does."""
+    """E14 (compile side): a by-value map marked __grid_constant__ leaves no local depot; unmarked and
+    address-taken it does."""
     depot = "__local_depot"
     assert depot not in compile_cuda(source(ABI), "sm_90a").ptx
     text = """struct alignas(64) Map { unsigned long long opaque[16]; };

@@ -94,7 +94,7 @@ def test_every_disassembled_instruction_of_a_real_kernel_is_parsed() -> None:
 
 
 def test_missing_disassembler_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smfree.cuda.sass.find_disassemblers", lambda: [])
+    monkeypatch.setattr("smfree.cuda.sass.find_disassemblers", list)
     image = compile_cuda(source(COPY), "sm_90a")
     with pytest.raises(ToolMissingError, match="install nvidia-cuda-nvdisasm"):
         image.sass()

@@ -32,7 +32,8 @@ def args(device: Device) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    ("value", "dims"), [(4, (4, 1, 1)), ((4,), (4, 1, 1)), ((4, 2), (4, 2, 1)), (np.array([1, 2, 3]), (1, 2, 3))]
+    ("value", "dims"),
+    [(4, (4, 1, 1)), ((4,), (4, 1, 1)), ((4, 2), (4, 2, 1)), (np.array([1, 2, 3]), (1, 2, 3))],
 )
 def test_grids_and_blocks_have_one_to_three_numbers(value: Any, dims: tuple) -> None:
     assert as_dims(value, "grid") == dims
@@ -40,7 +41,7 @@ def test_grids_and_blocks_have_one_to_three_numbers(value: Any, dims: tuple) -> 
 
 @pytest.mark.parametrize("value", [(), (1, 2, 3, 4), (1.5,), (True,)])
 def test_other_grids_are_refused(value: Any) -> None:
-    with pytest.raises(LaunchError, match="grid is one to three integers"):
+    with pytest.raises(LaunchError, match=r"grid is one to three integers"):
         as_dims(value, "grid")
 
 
@@ -63,7 +64,10 @@ def test_configuration_reaches_the_driver_as_given(fake: FakeDriver, kernel: Ker
         ({"programmatic": True}, [Id.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION]),
         (
             {"cluster": (2, 1, 1), "programmatic": True},
-            [Id.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, Id.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION],
+            [
+                Id.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                Id.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            ],
         ),
     ],
 )
@@ -83,7 +87,9 @@ def test_launch_attributes_arrive_in_the_c_struct(
         assert words == ([2, 1, 1] if wanted is Id.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION else [1, 0, 0])
 
 
-def test_more_than_48_kib_of_shared_memory_is_asked_for_once(fake: FakeDriver, kernel: Kernel, args: list) -> None:
+def test_more_than_48_kib_of_shared_memory_is_asked_for_once(
+    fake: FakeDriver, kernel: Kernel, args: list
+) -> None:
     """E08: the opt-in attribute is set before the launch, and again only for more."""
     for size in (48 * 1024, 100_000, 60_000, 200_000):
         kernel.launch(1, 32, args, shared_bytes=size)
@@ -105,7 +111,9 @@ def test_static_shared_memory_counts_towards_48_kib(fake: FakeDriver, device: De
     assert [args[2] for args in fake.calls("cuFuncSetAttribute")] == [20480]
 
 
-def test_shared_memory_above_the_device_limit_is_refused(fake: FakeDriver, kernel: Kernel, args: list) -> None:
+def test_shared_memory_above_the_device_limit_is_refused(
+    fake: FakeDriver, kernel: Kernel, args: list
+) -> None:
     """E08: with limit, request and remedy, before the driver sees it."""
     with pytest.raises(LaunchError) as caught:
         kernel.launch(1, 32, args, shared_bytes=232449)
@@ -119,7 +127,9 @@ def test_compiled_in_cluster_is_respected(fake: FakeDriver, device: Device) -> N
     """E09: conflicts with the launch attribute, and grids it does not divide, are errors naming both."""
     kernel = device.compile(source(CLUSTER)).kernel()
     array = device.empty(64, np.uint32)
-    with pytest.raises(LaunchError, match=r"compiled for clusters of \(2, 1, 1\), the launch asks for \(4, 1, 1\)"):
+    with pytest.raises(
+        LaunchError, match=r"compiled for clusters of \(2, 1, 1\), the launch asks for \(4, 1, 1\)"
+    ):
         kernel.launch(8, 32, [array], cluster=4)
     with pytest.raises(LaunchError, match=r"grid \(7, 1, 1\) is not divisible by the cluster \(2, 1, 1\)"):
         kernel.launch(7, 32, [array])
@@ -134,7 +144,7 @@ def test_cooperative_cluster_kernel_is_limited_by_active_clusters(fake: FakeDriv
     kernel = device.compile(source(CLUSTER)).kernel()
     array = device.empty(64, np.uint32)
     kernel.launch(32, 32, [array], cooperative=True)
-    with pytest.raises(LaunchError, match="all 34 CTAs of a cooperative launch must be resident, 32 fit"):
+    with pytest.raises(LaunchError, match=r"all 34 CTAs of a cooperative launch must be resident, 32 fit"):
         kernel.launch(34, 32, [array], cooperative=True)
     ((_, config), *_) = fake.calls("cuOccupancyMaxActiveClusters")
     assert config.numAttrs == 1 and config.attrs[0].value.clusterDim.x == 2
@@ -142,7 +152,7 @@ def test_cooperative_cluster_kernel_is_limited_by_active_clusters(fake: FakeDriv
 
 def test_cooperative_grid_must_be_resident(fake: FakeDriver, kernel: Kernel, args: list) -> None:
     kernel.launch(264, 32, args, cooperative=True)
-    with pytest.raises(LaunchError, match="all 265 CTAs.*264 fit on 132 SMs"):
+    with pytest.raises(LaunchError, match=r"all 265 CTAs.*264 fit on 132 SMs"):
         kernel.launch(265, 32, args, cooperative=True)
 
 
@@ -202,18 +212,18 @@ def test_older_device_refuses_what_it_has_not() -> None:
         ({"cooperative": True}, "has no cooperative launch"),
     ):
         with pytest.raises(LaunchError, match=message):
-            kernel.launch(2, 32, args, **options)  # type: ignore[arg-type]
+            kernel.launch(2, 32, args, **options)
     assert not ampere.calls("cuLaunchKernelEx")
 
 
 def test_block_may_be_left_out_only_when_compiled_in(kernel: Kernel, args: list) -> None:
-    with pytest.raises(LaunchError, match="was not compiled for one block size; pass block"):
+    with pytest.raises(LaunchError, match=r"was not compiled for one block size; pass block"):
         kernel.launch(1, None, args)
 
 
 def test_stream_of_another_device_is_refused(kernel: Kernel, args: list) -> None:
     other = Device(FakeDriver(), 0, spec="cuda:1", is_emulated=False)
-    with pytest.raises(LaunchError, match="loaded on cuda:0, the stream belongs to cuda:1"):
+    with pytest.raises(LaunchError, match=r"loaded on cuda:0, the stream belongs to cuda:1"):
         kernel.launch(1, 32, args, stream=other.stream())
 
 

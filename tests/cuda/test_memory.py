@@ -39,13 +39,13 @@ def test_slices_and_byte_views_share_memory(device: Device) -> None:
 
 @pytest.mark.parametrize("index", [3, slice(0, 4, 2), (slice(0, 1), slice(0, 1)), None])
 def test_only_dense_slices_of_dimension_0(device: Device, index: Any) -> None:
-    with pytest.raises(ArrayError, match="sliced along dimension 0 with step 1"):
+    with pytest.raises(ArrayError, match=r"sliced along dimension 0 with step 1"):
         device.empty((6, 4))[index]
 
 
 @pytest.mark.parametrize(("offset", "nbytes"), [(-1, 4), (0, 25), (20, 8)])
 def test_byte_view_stays_inside(device: Device, offset: int, nbytes: int) -> None:
-    with pytest.raises(ArrayError, match="lie outside"):
+    with pytest.raises(ArrayError, match=r"lie outside"):
         device.empty(24).bytes_view(offset, nbytes)
 
 
@@ -54,18 +54,18 @@ def test_copy_between_arrays_uses_the_driver(device: Device, fake: FakeDriver) -
     dst = device.empty(10, np.uint16).copy_from_device(src)
     assert np.array_equal(dst.numpy(), np.arange(10))
     assert len(fake.calls("cuMemcpyDtoDAsync")) == 1
-    with pytest.raises(ArrayError, match="sizes must agree"):
+    with pytest.raises(ArrayError, match=r"sizes must agree"):
         dst.copy_from_device(src[1:])
 
 
 @pytest.mark.parametrize("data", [np.zeros(3, np.int32), np.zeros(4, np.int64)])
 def test_host_data_of_another_shape_or_type_is_refused(device: Device, data: np.ndarray) -> None:
-    with pytest.raises(ArrayError, match="does not fit"):
+    with pytest.raises(ArrayError, match=r"does not fit"):
         device.empty(4, np.int32).copy_from(data)
 
 
 def test_objects_are_no_device_data(device: Device) -> None:
-    with pytest.raises(ArrayError, match="numbers or plain structures"):
+    with pytest.raises(ArrayError, match=r"numbers or plain structures"):
         device.asarray(np.array([object()]))
 
 
@@ -87,7 +87,7 @@ def test_use_after_free_is_an_error_by_name(device: Device, fake: FakeDriver) ->
     array.free()
     array.free()
     assert len(fake.calls("cuMemFree")) == 1
-    with pytest.raises(DeviceClosedError, match="was freed"):
+    with pytest.raises(DeviceClosedError, match=r"was freed"):
         view.numpy()
 
 
@@ -96,7 +96,7 @@ def test_arrays_outlive_their_device_without_harm(fake: FakeDriver) -> None:
     array, stream, event = device.empty(16), device.stream(), device.event()
     device.close()
     assert len(fake.calls("cuMemFree")) == 1 and not fake.memory
-    with pytest.raises(DeviceClosedError, match="its device cuda:0 closed"):
+    with pytest.raises(DeviceClosedError, match=r"its device cuda:0 closed"):
         array.numpy()
     with pytest.raises(DeviceClosedError):
         stream.synchronize()
@@ -123,7 +123,7 @@ def test_mapped_memory_has_a_device_address(device: Device, fake: FakeDriver) ->
     assert mapped.device_ptr == mapped.ptr + 2**40 and mapped.mapped
     assert fake.calls("cuMemHostAlloc")[0] == (32, 2)
     plain = device.pinned(8, np.uint32)
-    with pytest.raises(ArrayError, match="not mapped.*mapped=True"):
+    with pytest.raises(ArrayError, match=r"not mapped.*mapped=True"):
         _ = plain.device_ptr
 
 
@@ -134,7 +134,8 @@ def test_pageable_buffer_is_plain_numpy(device: Device) -> None:
 
 
 def test_queued_work_keeps_its_buffers_alive(device: Device) -> None:
-    """E12: references dropped after the launch; the memory stays until the host knows that the work is done."""
+    """E12: references dropped after the launch; the memory stays until the host knows that the work is
+    done."""
     kernel = device.compile(source(COPY)).kernel()
     stream = device.stream()
     src, dst = device.asarray(np.arange(64, dtype=np.uint32)), device.empty(64, np.uint32)
@@ -206,15 +207,15 @@ def test_wrap_accepts_the_array_interface_and_nothing_on_the_host(device: Device
     assert device.wrap(Foreign(strides=(16, 4))).ptr == array.ptr
     with pytest.raises(ArrayError, match=r"strided \(shape \(3, 4\), strides \(4, 12\)"):
         device.wrap(Foreign(strides=(4, 12)))
-    with pytest.raises(ArrayError, match="read-only"):
+    with pytest.raises(ArrayError, match=r"read-only"):
         device.wrap(Foreign(data=(array.ptr, True)))
-    with pytest.raises(ArrayError, match="not in device memory.*device.asarray"):
+    with pytest.raises(ArrayError, match=r"not in device memory.*device.asarray"):
         device.wrap(np.zeros(3))
 
 
 def test_wrap_refuses_another_device(device: Device, fake: FakeDriver) -> None:
     other = Device(FakeDriver(), 0, spec="cuda:1", is_emulated=False)
-    with pytest.raises(ArrayError, match="belongs to another device"):
+    with pytest.raises(ArrayError, match=r"belongs to another device"):
         device.wrap(other.empty(4))
 
 
@@ -222,7 +223,7 @@ def test_events_measure_microseconds(device: Device) -> None:
     stream = device.stream()
     start, end = stream.record(), stream.record()
     assert end.elapsed_us(start) == 250.0
-    with pytest.raises(LaunchError, match="two events with timing"):
+    with pytest.raises(LaunchError, match=r"two events with timing"):
         end.elapsed_us(stream.record(device.event(timing=False)))
 
 

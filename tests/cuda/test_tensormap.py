@@ -16,7 +16,8 @@ from tests.cuda.fake_driver import FakeDriver
 
 @pytest.fixture(params=["fake", "emu:h100"])
 def any_device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    """The fake driver (called through its function pointer) and the emulated H100 (through its Python function)."""
+    """The fake driver (called through its function pointer) and the emulated H100 (through its Python
+    function)."""
     if request.param == "fake":
         with Device(FakeDriver(), 0, spec="cuda:0", is_emulated=False) as device:
             yield device
@@ -78,7 +79,10 @@ GOOD = TensorMapSpec(
         ({"address": 0}, "16-byte aligned"),
         ({"dims": (64, 0, 4)}, r"dimension 1 has 1 to 2\^32 elements \(got 0\)"),
         ({"dims": (2**32 + 1, 64, 4)}, "dimension 0"),
-        ({"strides_bytes": (260, 16384)}, r"stride of dimension 1 is a multiple of 16 bytes.*\(got 260 bytes\)"),
+        (
+            {"strides_bytes": (260, 16384)},
+            r"stride of dimension 1 is a multiple of 16 bytes.*\(got 260 bytes\)",
+        ),
         ({"strides_bytes": (256, 2**40)}, r"stride of dimension 2.*below 2\^40"),
         ({"box": (0, 64, 1)}, r"box dimension 0 has 1 to 256 elements \(got 0\)"),
         ({"box": (32, 257, 1)}, "box dimension 1 has 1 to 256 elements .got 257"),
@@ -91,8 +95,14 @@ GOOD = TensorMapSpec(
         ({"swizzle": Swizzle.B128, "box": (64, 1, 1)}, "at most 128 bytes .got 256"),
         ({"data_type": DataType.INT32, "oob_fill": OobFill.NAN}, "NaN fill needs a float type .got INT32"),
         ({"interleave": Interleave.B32}, "interleave B32 goes with swizzle B32 .got NONE"),
-        ({"interleave": Interleave.B32, "swizzle": Swizzle.B32, "address": (1 << 33) + 16}, "32-byte aligned"),
-        ({"interleave": Interleave.B32, "swizzle": Swizzle.B32, "strides_bytes": (272, 16384)}, "multiple of 32"),
+        (
+            {"interleave": Interleave.B32, "swizzle": Swizzle.B32, "address": (1 << 33) + 16},
+            "32-byte aligned",
+        ),
+        (
+            {"interleave": Interleave.B32, "swizzle": Swizzle.B32, "strides_bytes": (272, 16384)},
+            "multiple of 32",
+        ),
         (
             {
                 "interleave": Interleave.B16,

@@ -1,4 +1,5 @@
-"""Triton kernels: compilation without a GPU, specialisation, descriptors, and the launch's extra arguments."""
+"""Triton kernels: compilation without a GPU, specialisation, descriptors, and the launch's extra
+arguments."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def descriptor_source(dtype: str = "fp32", rows: int = 64, cols: int = 64, **opt
     return TritonSource(kernels.copy_descriptors, {"dst": kind, "src": kind}, constants, **options)
 
 
-@pytest.mark.parametrize(("found", "reason"), [((), "found none"), ((3, 1, 0), "found 3.1.0"), ((2, 3), "found 2.3")])
+@pytest.mark.parametrize(
+    ("found", "reason"), [((), "found none"), ((3, 1, 0), "found 3.1.0"), ((2, 3), "found 2.3")]
+)
 def test_missing_or_old_triton_names_needed_and_found(
     found: tuple[int, ...], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +84,9 @@ def test_specialisation_is_the_jits(device: Device) -> None:
     )
     assert dict(chosen.signature) == {"dst": "*i32", "src": "*i32", "n": "i32", "BLOCK": "constexpr"}
     assert chosen.divisible_by_16 == {"dst", "n"} and chosen.runtime_names == ("dst", "src", "n")
-    one = TritonSource.for_arguments(kernels.copy_pointers, {"dst": array, "src": array, "n": 1}, {"BLOCK": 1024})
+    one = TritonSource.for_arguments(
+        kernels.copy_pointers, {"dst": array, "src": array, "n": 1}, {"BLOCK": 1024}
+    )
     assert dict(one.constexprs) == {"n": 1, "BLOCK": 1024} and one.runtime_names == ("dst", "src")
     wide = TritonSource.for_arguments(
         kernels.copy_pointers, {"dst": array, "src": array, "n": 2**31}, {"BLOCK": 1024}
@@ -100,7 +105,8 @@ def test_cache_tells_specialisations_apart_and_survives_a_restart(tmp_path: Any)
 
 
 def test_compilation_warns_of_nothing(tmp_path: Any) -> None:
-    """Triton 3.9 warns about its floating-point fusion default unless it is set; smfree sets it per kernel."""
+    """Triton 3.9 warns about its floating-point fusion default unless it is set; smfree sets it per
+    kernel."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compile_triton(pointer_source(num_warps=2), HOPPER, cache=CompileCache(tmp_path))
@@ -127,7 +133,7 @@ def test_nothing_global_is_changed_by_compiling_and_launching(device: Device, tm
 
 def test_error_of_the_compiler_is_carried() -> None:
     source = TritonSource(kernels.broken, {"dst": "*fp32"}, {"BLOCK": 16})
-    with pytest.raises(CompileError, match="cannot compile broken for compute capability 9.0") as caught:
+    with pytest.raises(CompileError, match=r"cannot compile broken for compute capability 9.0") as caught:
         compile_triton(source, HOPPER)
     assert "num_warps=4" in str(caught.value) and caught.value.log
 
@@ -136,8 +142,14 @@ def test_error_of_the_compiler_is_carried() -> None:
     ("arguments", "message"),
     [
         ({"signature": {"dst": "*i32", "src": "*i32"}}, "names .* the function takes"),
-        ({"signature": {"dst": "*i32", "src": "*i32", "n": "i32", "x": "i32"}}, "names .* the function takes"),
-        ({"constexprs": {}, "signature": {"dst": "*i32", "src": "*i32", "n": "i32", "BLOCK": "constexpr"}}, "BLOCK has no value"),
+        (
+            {"signature": {"dst": "*i32", "src": "*i32", "n": "i32", "x": "i32"}},
+            "names .* the function takes",
+        ),
+        (
+            {"constexprs": {}, "signature": {"dst": "*i32", "src": "*i32", "n": "i32", "BLOCK": "constexpr"}},
+            "BLOCK has no value",
+        ),
         ({"num_stages": 0}, r"num_stages is at least 1 \(got 0\)"),
         ({"num_warps": 3}, r"num_warps is a power of two \(got 3\)"),
     ],
@@ -170,7 +182,13 @@ def _refused(device: Device, shape: tuple, dtype: Any, block: tuple, **more: Any
 @pytest.mark.parametrize(
     ("shape", "dtype", "block", "more", "message"),
     [
-        ((64, 60), np.uint8, (32, 32), {}, r"stride of dimension 0 is a multiple of 16 bytes \(got 60 bytes\)"),
+        (
+            (64, 60),
+            np.uint8,
+            (32, 32),
+            {},
+            r"stride of dimension 0 is a multiple of 16 bytes \(got 60 bytes\)",
+        ),
         ((64, 64), np.float32, (32, 32), {"strides": (66, 1)}, r"\(got 264 bytes\)"),
         ((64, 64), np.float32, (32, 32), {"strides": (64, 2)}, r"innermost stride is 1 element \(got 2\)"),
         ((64, 64), np.float32, (32, 2), {}, r"a block row has at least 16 bytes \(got 8\)"),
@@ -192,7 +210,9 @@ def test_descriptor_that_would_fault_is_refused_before_compiling(
 def test_descriptor_with_a_misaligned_base_is_refused(device: Device) -> None:
     """F03: base not 16-byte aligned."""
     view = device.empty(8192 + 64).bytes_view(8, 8192).view(np.float32, (32, 64))
-    with pytest.raises(ArrayError, match="16-byte aligned .got address ending in 0x8.; offset the view by a multiple of 4"):
+    with pytest.raises(
+        ArrayError, match=r"16-byte aligned .got address ending in 0x8.; offset the view by a multiple of 4"
+    ):
         TritonDescriptor(view, (32, 32))
 
 
@@ -201,7 +221,10 @@ def test_wrapper_says_which_kind_of_descriptor_it_needs(device: Device) -> None:
     array = device.empty((64, 64), np.float32)
     made = TritonDescriptor(array, (64, 64))
     with_maps = device.compile(descriptor_source()).kernel()
-    with pytest.raises(ArgumentError, match=r"argument src of copy_descriptors is a host tensor descriptor .*pass a TritonDescriptor"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"argument src of copy_descriptors is a host tensor descriptor .*pass a TritonDescriptor",
+    ):
         with_maps.launch((1, 1), None, [made, array])
     pointers = device.compile(pointer_source()).kernel()
     with pytest.raises(ArgumentError, match=r"argument dst of copy_pointers is \*i32.*not a host descriptor"):
@@ -212,9 +235,12 @@ def test_wrapper_says_which_kind_of_descriptor_it_needs(device: Device) -> None:
 
 
 def test_host_and_device_made_descriptors_compile_to_one_path(device: Device) -> None:
-    """F05 (compile side): the device-made kind takes plain pointers and scratch memory, the host kind maps."""
+    """F05 (compile side): the device-made kind takes plain pointers and scratch memory, the host kind
+    maps."""
     signature = {"dst": "*fp32", "src": "*fp32", "rows": "i32", "cols": "i32"}
-    made = TritonSource(kernels.device_descriptors, signature, {"ROWS": 64, "COLS": 32}, ("dst", "src", "rows", "cols"))
+    made = TritonSource(
+        kernels.device_descriptors, signature, {"ROWS": 64, "COLS": 32}, ("dst", "src", "rows", "cols")
+    )
     image = compile_triton(made, HOPPER)
     assert image.metadata["global_scratch_size"] >= 256 and not image.metadata["tensordesc_meta"]  # type: ignore[operator]
     assert "tensormap.replace" in image.ptx
@@ -224,7 +250,8 @@ def test_host_and_device_made_descriptors_compile_to_one_path(device: Device) ->
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 @pytest.mark.parametrize("cols", [4, 16, 32])
 def test_small_tiles_compile_at_every_pipeline_depth(cols: int, stages: int) -> None:
-    """F06: tiles of 16 to 128 bytes per row, one to four stages: shared memory keeps each stage 128-byte aligned."""
+    """F06: tiles of 16 to 128 bytes per row, one to four stages: shared memory keeps each stage 128-byte
+    aligned."""
     source = TritonSource(
         kernels.sum_descriptors,
         {"out": "*fp32", "src": f"tensordesc<fp32[8, {cols}]>", "steps": "i32"},
@@ -242,14 +269,16 @@ def test_descriptor_becomes_a_map_in_the_compilers_layout(device: Device, fake: 
     """64 x 64 fp32 becomes boxes of [64, 32] with a 128-byte swizzle, followed by shape and strides."""
     kernel = device.compile(descriptor_source()).kernel()
     src, dst = device.empty((256, 192), np.float32), device.empty((256, 192), np.float32)
-    kernel.launch((4, 3), None, [TritonDescriptor(dst, (64, 64)), TritonDescriptor(src, (64, 64), padding="nan")])
+    kernel.launch(
+        (4, 3), None, [TritonDescriptor(dst, (64, 64)), TritonDescriptor(src, (64, 64), padding="nan")]
+    )
     target, origin = fake.maps
     assert (target["base"], origin["base"]) == (dst.ptr, src.ptr)
     assert origin["dims"] == [192, 256] and origin["strides"] == [768] and origin["box"] == [32, 64]
     assert target["rest"] == (0, 3, 2, 0) and origin["rest"] == (0, 3, 2, 1)
     ((config, *_),) = fake.calls("cuLaunchKernelEx")
     assert (config.gridDimX, config.gridDimY, config.blockDimX) == (4, 3, 128)
-    assert config.sharedMemBytes == kernel.module.image.metadata["shared"] > 0
+    assert config.sharedMemBytes == kernel.module.image.metadata["shared"] != 0
 
 
 def test_expanded_arguments_fit_the_compiled_parameters(device: Device) -> None:
@@ -279,7 +308,10 @@ def test_expanded_arguments_fit_the_compiled_parameters(device: Device) -> None:
     ("args", "message"),
     [
         (lambda a: [a, a], r"takes 3 arguments \(dst: \*i32, src: \*i32, n: i32\), got 2"),
-        (lambda a: [a, a[1:], 1024], "argument src .*compiled as a multiple of 16 .got address ending in 0x4"),
+        (
+            lambda a: [a, a[1:], 1024],
+            "argument src .*compiled as a multiple of 16 .got address ending in 0x4",
+        ),
         (lambda a: [a, a, 1000], r"argument n .*multiple of 16 \(got 1000\)"),
         (lambda a: [a, a.view(np.float32), 1024], r"argument src .* is \*i32, got an array of float32"),
         (lambda a: [a, a, 2**31], "i32: 2147483648 does not fit"),
@@ -296,9 +328,9 @@ def test_arguments_that_break_the_specialisation_are_refused(device: Device, arg
 def test_triton_decides_shared_memory_and_block(device: Device) -> None:
     array = device.empty(1024, np.int32)
     kernel = device.compile(pointer_source()).kernel()
-    with pytest.raises(LaunchError, match="Triton decides shared memory"):
+    with pytest.raises(LaunchError, match=r"Triton decides shared memory"):
         kernel.launch(1, None, [array, array, 1024], shared_bytes=128)
-    with pytest.raises(LaunchError, match="blocks of exactly"):
+    with pytest.raises(LaunchError, match=r"blocks of exactly"):
         kernel.launch(1, 64, [array, array, 1024])
 
 
@@ -332,5 +364,5 @@ def test_scalars_take_their_type_from_the_signature(device: Device) -> None:
     kernel = device.load(image).kernel()
     array = device.empty(1, np.float64)
     kernel.launch(1, None, [array, 5, 2.5, 3, 1])
-    with pytest.raises(ArgumentError, match="argument a .* is i64 .got float"):
+    with pytest.raises(ArgumentError, match=r"argument a .* is i64 .got float"):
         kernel.launch(1, None, [array, 5.5, 2.5, 3, 1])
