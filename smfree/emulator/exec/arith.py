@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smfree.emulator.errors import EmulationError
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.table import Arithmetic, arithmetic
 from smfree.emulator.exec.values import SINT, UINT, is_type, select, storage, typed, width
@@ -26,7 +27,7 @@ def instruction_type(dec: Decoder) -> str:
 
 
 def _binary(dec: Decoder, ptx_type: str) -> tuple[int, int, int]:
-    d, a, b = dec.instr.operands
+    d, a, b = dec.instr.operands  # the decoder refuses forms with more or fewer
     return dec.dst(d), dec.src(a, ptx_type), dec.src(b, ptx_type)
 
 
@@ -79,12 +80,25 @@ def _product(dec: Decoder, ptx_type: str, a: int, b: int) -> tuple[Any, int]:
         out = UINT[bits * 2]
         return (lambda r: (r[a].view(kind).astype(wide) * r[b].view(kind).astype(wide)).view(out)), bits * 2
     if bits == 64:
-        raise dec.refuse("the high half of a 64-bit product")
+        return (lambda r: _high_64(r[a], r[b], signed=ptx_type[0] == "s")), bits
     wide, out = SINT[bits * 2] if ptx_type[0] == "s" else UINT[bits * 2], UINT[bits]
     shift = wide(bits)
     return (
         lambda r: ((r[a].view(kind).astype(wide) * r[b].view(kind).astype(wide)) >> shift).astype(out)
     ), bits
+
+
+def _high_64(a: Any, b: Any, *, signed: bool) -> Any:
+    """The upper 64 bits of a 64 x 64-bit product, from 32-bit halves."""
+    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
+    a1, a0, b1, b0 = a >> half, a & low, b >> half, b & low
+    middle = a1 * b0 + ((a0 * b0) >> half)
+    other = a0 * b1 + (middle & low)
+    high = a1 * b1 + (middle >> half) + (other >> half)
+    if signed:
+        top = np.uint64(63)
+        high = high - (a >> top) * b - (b >> top) * a
+    return high
 
 
 @arithmetic("mul", "mul24")
@@ -169,11 +183,20 @@ def div_rem(dec: Decoder, ins: ast.Instr) -> Arithmetic:
 
         return act_float
     remainder = ins.opcode == "rem"
+    active = dec.active()
 
     def act(r: Regs, g: Group) -> None:
         x, y = r[a].view(kind), r[b].view(kind)
-        if np.any(y == 0):
-            raise dec.refuse("integer division by zero")
+        zero = y == 0
+        if np.any(zero):
+            bad = np.flatnonzero(np.broadcast_to(zero & active(r), (g.lanes.n,)))
+            if len(bad):
+                raise EmulationError(
+                    "integer division by zero, whose result PTX leaves unspecified; guard it",
+                    rule="alu.divide_by_zero",
+                    index=int(bad[0]),
+                )
+            y = select(zero, kind(1), y)
         if ptx_type[0] == "u":
             r[d] = (x % y if remainder else x // y).view(bits)
             return
@@ -203,14 +226,25 @@ def min_max(dec: Decoder, ins: ast.Instr) -> Arithmetic:
     dec.only(ptx_type)
     d, a, b = _binary(dec, ptx_type)
     kind, bits = typed(ptx_type), storage(ptx_type)
-    fn: Any = (
-        {"min": np.fmin, "max": np.fmax}[ins.opcode]
-        if ptx_type[0] == "f"
-        else {"min": np.minimum, "max": np.maximum}[ins.opcode]
-    )
+    least = ins.opcode == "min"
+    fn: Any = np.minimum if least else np.maximum
+    if ptx_type[0] == "f":
+        return _float_min_max(d, a, b, kind, bits, least=least)
 
     def act(r: Regs, g: Group) -> None:
         r[d] = fn(r[a].view(kind), r[b].view(kind)).view(bits)
+
+    return act
+
+
+def _float_min_max(d: int, a: int, b: int, kind: Any, bits: Any, *, least: bool) -> Arithmetic:
+    """A number beats a NaN, and +0 is above -0 (PTX ISA, min and max)."""
+    fn: Any = np.fmin if least else np.fmax
+    zeros: Any = np.bitwise_or if least else np.bitwise_and  # of the patterns of two zeros
+
+    def act(r: Regs, g: Group) -> None:
+        x, y = r[a].view(kind), r[b].view(kind)
+        r[d] = select((x == 0) & (y == 0), zeros(r[a], r[b]), fn(x, y).view(bits))
 
     return act
 
@@ -329,13 +363,19 @@ def bit_field_insert(dec: Decoder, ins: ast.Instr) -> Arithmetic:
     dec.only(ptx_type)
     d = dec.dst(ins.operands[0])
     a, b = dec.src(ins.operands[1], ptx_type), dec.src(ins.operands[2], ptx_type)
-    pos, length = dec.constant_value(ins.operands[3]), dec.constant_value(ins.operands[4])
-    if pos is None or length is None:
-        raise dec.refuse("bfi with a variable position or length")
+    pos, length = (dec.src(x, "u32") for x in ins.operands[3:])
     kind, bits = storage(ptx_type), width(ptx_type)
-    mask = ((1 << length) - 1) << pos & ((1 << bits) - 1)
-    keep = ~mask & ((1 << bits) - 1)
-    return lambda r, g: r.__setitem__(d, ((r[a] << kind(pos)) & kind(mask)) | (r[b] & kind(keep)))
+
+    def act(r: Regs, g: Group) -> None:
+        p, n = r[pos] & np.uint32(0xFF), r[length] & np.uint32(0xFF)
+        top = np.uint32(bits - 1)
+        by = np.minimum(p, top).astype(kind)
+        below = (kind(1) << np.minimum(n, top).astype(kind)) - kind(1)
+        ones = select(n >= bits, kind((1 << bits) - 1), below)
+        mask = select(p >= bits, kind(0), ones << by)
+        r[d] = ((r[a] << by) & mask) | (r[b] & ~mask)
+
+    return act
 
 
 @arithmetic("prmt")

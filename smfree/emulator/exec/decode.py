@@ -6,6 +6,7 @@ is plain indexing and one numpy call. Straight runs of arithmetic become one :cl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +121,14 @@ class Decoder:
             slot = self._constant_slots[key] = self._num_registers + len(self.constants)
             self.constants.append(value)
         return slot
+
+    def active(self) -> Callable[[list[Any]], Any]:
+        """Function of the registers: which lanes the instruction's guard lets through (True: all)."""
+        guard = self.instr.guard
+        if guard is None:
+            return lambda regs: np.bool_(True)
+        i, negated = self.index[guard.reg.name], guard.negated
+        return lambda regs: np.logical_not(regs[i]) if negated else regs[i]
 
     def dst(self, operand: ast.Operand) -> int:
         if not isinstance(operand, ast.Reg):
@@ -247,7 +256,10 @@ class Decoder:
         if entry is None:
             raise self.refuse(f"opcode {instr.opcode}")
         kind, handler = entry
-        action = handler(self, instr)
+        try:
+            action = handler(self, instr)
+        except (ValueError, IndexError, KeyError, StopIteration) as error:
+            raise self.refuse("this form") from error
         sources = frozenset(self._sources)
         if kind is Kind.VISIBLE:
             for read in self._special_reads:

@@ -31,7 +31,7 @@ from smfree.emulator.exec.schedule import Schedule, make_schedule
 from smfree.emulator.exec.stall_unit import StallUnit
 from smfree.emulator.exec.sync_unit import SyncUnit
 from smfree.emulator.occupancy import occupancy
-from smfree.emulator.ptx import ast
+from smfree.emulator.ptx import ast, effects
 
 if TYPE_CHECKING:
     from smfree.emulator.node import DeviceState
@@ -85,7 +85,7 @@ def run(
     elsewhere = device.memory.report
     device.memory.report = launch.report  # findings of global memory get CTA, thread and line too
     try:
-        with np.errstate(over="ignore", under="ignore"):
+        with np.errstate(all="ignore"):
             return launch.run()
     finally:
         device.memory.report = elsewhere
@@ -192,8 +192,11 @@ class Launch:
                 if g.outstanding and not g.outstanding.isdisjoint(step.sources):
                     self.memory.wait_registers(g, step.sources)
                 regs = g.regs
-                for action in step.actions:
-                    action(regs, g)
+                try:
+                    for action in step.actions:
+                        action(regs, g)
+                except (EmulationError, AttributeError, TypeError) as error:
+                    raise self._explain(g, pc + step.actions.index(action), error) from error
                 g.pending += step.count
                 g.pc = step.end
             else:
@@ -205,7 +208,9 @@ class Launch:
                 try:
                     after = self._branch(g, step) if step.action is None else self._act(g, step)
                 except EmulationError as error:
-                    raise error.locate(place(self, g, step, error.index)) from None
+                    raise error.locate(place(self, self.current, step.instr, error.index)) from None
+                except (AttributeError, TypeError) as error:
+                    raise self._explain(self.current, pc, error) from error
                 if after is None:
                     return
                 g = after
@@ -222,6 +227,21 @@ class Launch:
             ):
                 self.runnable.append(g)
                 return
+
+    def _explain(self, g: Group, pc: int, error: Exception) -> Exception:
+        """A located finding of a failure in one instruction; an unwritten register shows as None in numpy."""
+        instr = self.kernel.instrs[pc]
+        if not isinstance(error, EmulationError):
+            index = self.program.register_names
+            names = [n for n in sorted(effects.reads(instr)) if g.regs[index[n]] is None]
+            if not names:
+                return error
+            error = EmulationError(
+                f"{', '.join(names)} was never written; its value is undefined, initialise it first",
+                rule="register.undefined",
+                index=0,
+            )
+        return error.locate(place(self, g, instr, error.index))
 
     def _act(self, g: Group, step: Step) -> Group | None:
         """A visible instruction, for the lanes its guard lets through."""
@@ -405,7 +425,7 @@ class Launch:
             if self.current is not None:
                 step = self.program.steps[self.current.pc]
                 if isinstance(step, Step):
-                    finding.locate(place(self, self.current, step, finding.index))
+                    finding.locate(place(self, self.current, step.instr, finding.index))
             self.findings.append(finding)
 
     def _finish(self) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.errors import Deadlock
-from smfree.emulator.exec.decode import Step
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.sync_unit import BarrierWait, MBarrierWait, WarpWait
+from smfree.emulator.ptx.ast import Instr
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch
@@ -19,11 +19,10 @@ _LOCAL_STATIC = re.compile(r"^_ZZ.*?E(\d+)(\w+)$")
 _MANY = 6
 
 
-def place(launch: Launch, g: Group, step: Step, index: int | None) -> str:
+def place(launch: Launch, g: Group, instr: Instr, index: int | None) -> str:
     """CTA, thread, source line, PTX line and text of one lane at one instruction."""
     i = min(index or 0, g.lanes.n - 1)
     slot, tid = int(g.lanes.slot[i]), int(g.lanes.tid[i])
-    instr = step.instr
     source = f"{instr.source}, " if instr.source else ""
     cta, thread = xyz(int(launch.cta[slot]), launch.grid), xyz(tid, launch.block)
     return f"CTA {cta} thread {thread}, {source}PTX line {instr.line}: {instr.text}"

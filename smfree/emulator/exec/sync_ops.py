@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smfree.emulator.errors import BarrierFault, EmulationError
+from smfree.emulator.errors import BarrierFault, EmulationError, Unsupported
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_ops import flat_addresses, resolve_generic
 from smfree.emulator.exec.table import Visible, visible
@@ -73,7 +73,11 @@ def barrier(dec: Decoder, ins: ast.Instr) -> Visible:
         ids = g.regs[number]
         first = int(ids[0]) if type(ids) is np.ndarray else int(ids)
         if type(ids) is np.ndarray and (ids != first).any():
-            raise dec.refuse("a barrier number that differs between threads")
+            raise Unsupported(
+                "a barrier number that differs between threads running together is not modelled",
+                rule="unsupported",
+                index=int(np.argmax(ids != first)),
+            )
         if first >= NUM_HARDWARE_BARRIERS:
             raise BarrierFault(
                 f"barrier number must be 0..{NUM_HARDWARE_BARRIERS - 1} (got {first})",

@@ -10,22 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smfree.emulator.errors import BarrierFault
 from smfree.emulator.exec.lanes import WARP_SIZE, Group
-from smfree.emulator.exec.table import Visible, arithmetic, visible
+from smfree.emulator.exec.table import Visible, visible
 from smfree.emulator.ptx import ast
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.decode import Decoder
 
 
-@arithmetic("activemask")
-def activemask(dec: Decoder, ins: ast.Instr) -> Any:
+@visible("activemask")
+def activemask(dec: Decoder, ins: ast.Instr) -> Visible:
+    """Visible, so that a guard really splits: lanes that do not execute it are not active."""
     dec.only("b32")
     d = dec.dst(ins.operands[0])
 
-    def act(r: list[Any], g: Group) -> None:
+    def act(g: Group) -> bool:
         bits = np.left_shift(np.uint32(1), g.lanes.laneid.astype(np.uint32))
-        r[d] = np.bitwise_or.reduceat(bits, g.lanes.warp_starts)[g.lanes.warp_index]
+        g.regs[d] = np.bitwise_or.reduceat(bits, g.lanes.warp_starts)[g.lanes.warp_index]
+        return True
 
     return act
 
@@ -78,7 +81,8 @@ def vote(dec: Decoder, ins: ast.Instr) -> Visible:
         ballot = np.bitwise_or.reduceat(np.where(mine, bit, np.uint32(0)), g.lanes.warp_starts)[
             g.lanes.warp_index
         ]
-        members = per_lane(g.regs[mask], g)
+        here = np.bitwise_or.reduceat(bit, g.lanes.warp_starts)[g.lanes.warp_index]
+        members = per_lane(g.regs[mask], g) & here  # exited members have no say
         if mode == "ballot":
             g.regs[d] = ballot & members
         elif mode == "all":
@@ -121,7 +125,12 @@ def shuffle(dec: Decoder, ins: ast.Instr) -> Visible:
         where[g.lanes.warp_index * WARP_SIZE + me] = np.arange(g.lanes.n)
         position = where[g.lanes.warp_index * WARP_SIZE + source]
         if (position < 0).any():
-            raise dec.wrong("shfl.sync reads a lane that is not taking part; its value is undefined")
+            bad = int(np.argmax(position < 0))
+            raise BarrierFault(
+                f"shfl.sync reads lane {int(source[bad])}, which does not take part; the value is undefined",
+                rule="warp.absent_source",
+                index=bad,
+            )
         g.regs[d] = per_lane(g.regs[a], g)[position]
         if p is not None:
             g.regs[p] = ok
