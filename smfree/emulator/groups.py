@@ -9,7 +9,7 @@ import numpy as np
 from smfree.emulator.bytespace import as_addresses
 
 if TYPE_CHECKING:
-    from smfree.emulator.copies import PendingCopies
+    from smfree.emulator.pending import PendingCopies
 
 
 class CopyGroups:

@@ -1,0 +1,199 @@
+"""What the ISA asks of the operands of an asynchronous copy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from smfree.emulator.bytespace import AWAITS_COPY, BARRIER, WRITTEN, as_addresses, or_reduce
+from smfree.emulator.errors import CopyFault, MemoryFault, Severity, Unsupported
+from smfree.emulator.movers import TensorMover
+from smfree.emulator.pending import CopyTracker, by_size
+from smfree.emulator.tensormap import SHARED_ALIGNMENT, SWIZZLE_PERIOD, SWIZZLE_SPAN, Swizzle, TensorMap
+
+
+class CopyRules(CopyTracker):
+    """Checks at issue; each raises a fault with the offending lane, or reports a strict finding."""
+
+    def _bulk_sizes(
+        self, dst: np.ndarray, src: np.ndarray, nbytes: np.ndarray | int, what: str, *, loads: bool
+    ) -> np.ndarray:
+        sizes = np.empty(len(dst), np.int64)
+        sizes[:] = nbytes
+        self._aligned(dst, 16, "cp.async.bulk destination", shared=loads)
+        self._aligned(src, 16, "cp.async.bulk source", shared=not loads)
+        if int(or_reduce(sizes)) & 15:
+            i = int(np.argmax((sizes & 15) != 0))
+            raise CopyFault(
+                f"cp.async.bulk size must be a multiple of 16 bytes (got {int(sizes[i])}); copy the tail "
+                "with ordinary "
+                "loads and stores, or pad the tile",
+                rule="bulk.size",
+                index=i,
+            )
+        return sizes
+
+    def _tensor_rules(
+        self, tensor: TensorMap, shared_addr: np.ndarray, coords: np.ndarray, side: str, *, store: bool
+    ) -> None:
+        if coords.ndim != 2 or coords.shape[1] != tensor.rank:
+            raise CopyFault(
+                f"a {tensor.rank}-D tensor map needs {tensor.rank} coordinates (got {coords.shape[-1]}): use "
+                f"cp.async.bulk.tensor.{tensor.rank}d",
+                rule="tensor.rank",
+                index=0,
+            )
+        self._aligned(shared_addr, SHARED_ALIGNMENT, f"cp.async.bulk.tensor shared {side}", shared=True)
+        span = SWIZZLE_SPAN.get(tensor.swizzle)
+        if span is not None and tensor.row_bytes < span and tensor.rows > 1:
+            raise Unsupported(
+                f"inner box of {tensor.row_bytes} bytes narrower than the {span}-byte swizzle: hardware's "
+                "row pitch is "
+                "undocumented; make the inner box as wide as the swizzle",
+                rule="tensor.narrow_swizzle",
+            )
+        period = SWIZZLE_PERIOD[tensor.swizzle]
+        if tensor.swizzle is not Swizzle.NONE:
+            off = shared_addr % period != 0
+            if off.any():
+                i = int(np.argmax(off))
+                self.report(
+                    strict(
+                        "tensor.swizzle_base",
+                        f"shared {side} {self.shared.place(int(shared_addr[i]))} is not aligned to "
+                        f"{period}: swizzle "
+                        f"{tensor.swizzle.name} works on absolute shared addresses, so a formula relative "
+                        "to the "
+                        f"tile reads other bytes; align the tile to {period} bytes",
+                        i,
+                    )
+                )
+        inner = coords[:, 0] * tensor.element_bytes % 16 != 0
+        if inner.any():
+            i = int(np.argmax(inner))
+            self.report(
+                strict(
+                    "tensor.inner_start",
+                    "the box must start at a multiple of 16 bytes in dimension 0 (coordinate "
+                    f"{int(coords[i, 0])} x "
+                    f"{tensor.element_bytes} bytes); step by {16 // tensor.element_bytes} elements",
+                    i,
+                )
+            )
+        if store and (coords < 0).any():
+            i = int(np.argmax((coords < 0).any(axis=1)))
+            self.report(
+                strict(
+                    "tensor.store_negative",
+                    "a tensor store's coordinates must not be negative (got "
+                    f"{tuple(coords[i].tolist())}); only "
+                    "loads fill what lies outside",
+                    i,
+                )
+            )
+
+    def _tensor_bounds(self, mover: TensorMover) -> None:
+        """The bytes inside the tensor must be allocated memory."""
+        lo, hi = mover.row_ranges(np.arange(mover.boxes))
+        if len(lo):
+            low, high = int(lo.min()), int(hi.max())
+            home = self.memory.allocation_of(low)
+            if home is None or high > home.end:
+                for start, end in zip(lo.tolist(), hi.tolist(), strict=True):
+                    self.memory.check_range(start, end - start, f"tensor copy through {mover.tensor}")
+        if self.flag_outside:
+            outside = mover.wholly_outside()
+            if outside.any():
+                i = int(np.argmax(outside))
+                self.report(
+                    strict("tensor.outside", f"box {i} lies wholly outside {mover.tensor}; bound the loop", i)
+                )
+
+    # --- common checks ---
+
+    def _aligned(self, addr: np.ndarray, to: int, operand: str, *, shared: bool = False) -> None:
+        if int(or_reduce(addr)) & (to - 1):
+            i = int(np.argmax((addr & (to - 1)) != 0))
+            where = int(addr[i])
+            place = self.shared.place(where) if shared else f"0x{where:x}"
+            raise CopyFault(
+                f"{operand} must be {to}-byte aligned (got {place}, {where % to} past); move it by a "
+                f"multiple of {to} "
+                "bytes, or make the stage pitch one",
+                rule="copy.misaligned",
+                index=i,
+            )
+
+    def _live_barrier(self, key: np.ndarray) -> None:
+        self.barriers._need_live(as_addresses(key), "cp.async.bulk with mbarrier completion")
+
+    def _open_destination(
+        self, dst: np.ndarray, nbytes: int, what: str, label: str, which: np.ndarray | None = None
+    ) -> None:
+        """The destination lies in its CTA, holds no barrier, no copy in flight touches it, no two lanes
+        share it."""
+        try:
+            self.shared.check_range(dst, nbytes, f"{what} destination")
+            if self.shared.busy(dst, nbytes):
+                self.shared.judge_range(dst, nbytes, f"{what} ({label})" if label else what)
+        except (CopyFault, MemoryFault) as fault:
+            if which is not None and fault.index is not None:
+                fault.index = int(which[fault.index])
+            raise
+        if len(dst) > 1 and (dst[1:] - dst[:-1] < nbytes).any():
+            line = np.sort(dst)
+            if (line[1:] - line[:-1] < nbytes).any():
+                order = np.argsort(dst, kind="stable")
+                i = int(np.argmax(dst[order][1:] - dst[order][:-1] < nbytes))
+                raise CopyFault(
+                    f"two {what} copies of one instruction write "
+                    f"{self.shared.place(int(dst[order[i + 1]]))}: copies "
+                    "are unordered, the result is undefined; give each its own destination",
+                    rule="copy.overlap",
+                    index=int(order[i + 1]),
+                )
+
+    def _close(self, dst: np.ndarray, nbytes: int) -> None:
+        if nbytes:
+            self.shared.mark(dst, nbytes, AWAITS_COPY)
+
+    def _source_ready(self, src: np.ndarray, nbytes: int, what: str, which: np.ndarray | None = None) -> None:
+        """A store's source: in its CTA, every byte written, no copy still landing in it, no barrier."""
+        self.shared.check_range(src, nbytes, f"{what} source")
+        if not nbytes or not self.shared.unreadable(src, nbytes):
+            return
+        for i, start in enumerate(src.tolist()):
+            cells = self.shared.written[start : start + nbytes]
+            if (cells == WRITTEN).all():
+                continue
+            at = int(np.argmax(cells != WRITTEN))
+            index = i if which is None else int(which[i])
+            where = self.shared.place(start + at)
+            if cells[at] == AWAITS_COPY:
+                raise CopyFault(
+                    f"{what} reads {where}, the destination of {self._copy_at(start + at, True)}, which is "
+                    "not complete; wait for that first",
+                    rule="copy.destination_read",
+                    index=index,
+                )
+            content = "a live mbarrier" if cells[at] == BARRIER else "bytes nobody has written"
+            missing = int((cells != WRITTEN).sum())
+            self.report(
+                CopyFault(
+                    f"{what} of {nbytes} bytes reads {content} ({missing} bytes from {where}); fill the "
+                    "tile first",
+                    rule="copy.source_unwritten",
+                    index=index,
+                )
+            )
+
+    def _unordered_source(self, src: np.ndarray, sizes: np.ndarray, what: str) -> None:
+        """A load must not read what a copy in flight has yet to write."""
+        flying = self.memory.in_flight
+        if len(src) and int(src.min()) < flying.write_hi and int((src + sizes).max()) > flying.write_lo:
+            for size, which in by_size(sizes):
+                if size:
+                    flying.check(src[which], size, write=False, what=what)
+
+
+def strict(rule: str, message: str, index: int) -> CopyFault:
+    return CopyFault(message, rule=rule, index=index, severity=Severity.STRICT)
