@@ -76,6 +76,8 @@ class Calls:
         self.context: Any = None
         self.failed: DriverError | None = None
         self.closed = False
+        self._depth = 0
+        self._put_off: list[tuple[str, tuple[Any, ...]]] = []
 
     def __call__(self, api: str, *args: Any, **what: object) -> Any:
         """Call ``api`` and return its values: none, one, or a tuple. ``what`` names the arguments that
@@ -84,9 +86,17 @@ class Calls:
             raise DeviceClosedError(f"{api} after the device {self.spec} was closed; open it again")
         if self.failed is not None:
             raise self._already_failed(api)
-        if self.context is not None:
-            self.driver.cuCtxSetCurrent(self.context)
-        return self.check(api, getattr(self.driver, api)(*args), **what)
+        self._depth += 1
+        try:
+            if self.context is not None:
+                self.driver.cuCtxSetCurrent(self.context)
+            returned = getattr(self.driver, api)(*args)
+        finally:
+            self._depth -= 1
+        while self._put_off and not self._depth:
+            late, late_args = self._put_off.pop()
+            self.quiet(late, *late_args)
+        return self.check(api, returned, **what)
 
     def check(self, api: str, returned: Any, **what: object) -> Any:
         """Check what a driver function returned (``(CUresult, ...)``) and give its values."""
@@ -106,7 +116,13 @@ class Calls:
         return True
 
     def quiet(self, api: str, *args: Any) -> None:
-        """For clean-up: call ``api`` unless the context is gone, and let no error out."""
+        """For clean-up: call ``api`` unless the context is gone, and let no error out.
+
+        Garbage collection can strike inside a call (an emulated GPU is Python too); then it is done after it.
+        """
+        if self._depth:
+            self._put_off.append((api, args))
+            return
         if self.failed is None and not self.closed:
             with contextlib.suppress(Exception):
                 if self.context is not None:

@@ -18,6 +18,7 @@ from smfree.cuda.compile_cuda import CudaSource, compile_cuda
 from smfree.cuda.compile_triton import TritonSource, compile_triton
 from smfree.cuda.errors import ArrayError, NoDeviceError, TensorMapError
 from smfree.cuda.image import ModuleImage
+from smfree.cuda.interop import wrap
 from smfree.cuda.memory import Allocation, DeviceArray, HostBuffer, pinned_array
 from smfree.cuda.module import Module
 from smfree.cuda.streams import Event, Stream
@@ -158,8 +159,6 @@ class Device:
 
         Raises ArrayError for host memory, other devices' memory, read-only or strided arrays.
         """
-        from smfree.cuda.interop import wrap
-
         return wrap(self, thing)
 
     def pinned(
@@ -176,7 +175,9 @@ class Device:
 
     def pageable(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> HostBuffer:
         """Ordinary host memory, zeroed, so that its pages exist."""
-        return HostBuffer(self, np.zeros(shape, dtype) + np.zeros((), dtype), pinned=False)
+        array = np.empty(shape, dtype)
+        array[...] = np.zeros((), dtype)
+        return HostBuffer(self, array, pinned=False)
 
     def tensor_map(self, array: DeviceArray, box: Sequence[int], **options: Any) -> TensorMap:
         """Encode a tensor map of ``array``; see :func:`smfree.cuda.tensormap.spec_for` for the options.

@@ -10,10 +10,8 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from smfree.cuda.sass import SassFunction
+from smfree.cuda.sass import SassFunction, disassemble
 
 _SHT_SYMTAB = 2
 _EIATTR_FRAME_SIZE = 0x11
@@ -89,8 +87,6 @@ class ModuleImage:
 
     def sass(self, kernel: str | None = None) -> SassFunction:
         """Disassemble one kernel (the only one when ``kernel`` is None); see :mod:`smfree.cuda.sass`."""
-        from smfree.cuda.sass import disassemble
-
         functions = disassemble(self.cubin, self.arch)
         if kernel is None and len(functions) == 1:
             return next(iter(functions.values()))

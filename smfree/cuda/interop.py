@@ -40,8 +40,11 @@ def wrap(device: Device, thing: Any) -> DeviceArray:
 def _interface(thing: Any) -> dict[str, Any]:
     try:
         interface = getattr(thing, "__cuda_array_interface__", None)
-    except (AttributeError, TypeError) as error:
-        raise ArrayError(f"{type(thing).__name__} does not show its device memory: {error}") from error
+    except (AttributeError, TypeError, RuntimeError) as error:
+        raise ArrayError(
+            f"{type(thing).__name__} does not show its device memory ({error}); pass a dense "
+            "tensor without gradients of a type that numpy has (bfloat16: tensor.view(torch.int16))"
+        ) from error
     if interface is not None:
         return interface
     if isinstance(thing, np.ndarray) or not hasattr(thing, "__dlpack__"):

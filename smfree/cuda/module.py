@@ -13,6 +13,7 @@ from smfree.cuda.errors import CudaHostError, DriverError, KernelNotFoundError, 
 from smfree.cuda.image import FunctionFacts, ModuleImage
 from smfree.cuda.launch import DEFAULT_SHARED_BYTES, PORTABLE_CLUSTER, LaunchShape, as_dims
 from smfree.cuda.streams import Stream
+from smfree.cuda.triton_launch import expand
 
 if TYPE_CHECKING:
     from smfree.cuda.device import Device
@@ -157,8 +158,6 @@ class Kernel:
             programmatic,
         )
         if self.module.image.metadata.get("front_end") == "triton":
-            from smfree.cuda.triton_launch import expand
-
             shape, args = expand(self, shape, args)
         self._launch(shape, args, stream or self.module.device.default_stream)
 

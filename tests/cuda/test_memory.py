@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import types
 import weakref
 from typing import Any
 
@@ -211,6 +213,69 @@ def test_wrap_accepts_the_array_interface_and_nothing_on_the_host(device: Device
         device.wrap(Foreign(data=(array.ptr, True)))
     with pytest.raises(ArrayError, match=r"not in device memory.*device.asarray"):
         device.wrap(np.zeros(3))
+
+
+class _Dlpack:
+    """An array that speaks DLPack only."""
+
+    def __init__(self, kind: int, array: DeviceArray | None = None) -> None:
+        self.kind, self.array = kind, array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.kind, 0
+
+
+def test_wrap_takes_dlpack_through_torch(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = device.asarray(np.arange(4, dtype=np.int64))
+    with pytest.raises(ArrayError, match=r"device type 1, not CUDA \(2\)"):
+        device.wrap(_Dlpack(1))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ArrayError, match="needs torch; install the extra torch"):
+        device.wrap(_Dlpack(2, array))
+    torch = types.ModuleType("torch")
+    torch.from_dlpack = lambda thing: thing.__dlpack__()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert device.wrap(_Dlpack(2, array)).numpy().tolist() == [0, 1, 2, 3]
+
+
+def test_tensor_that_hides_its_memory_says_why(device: Device) -> None:
+    class WithGradient:
+        @property
+        def __cuda_array_interface__(self) -> dict:
+            raise RuntimeError("requires grad")
+
+    with pytest.raises(ArrayError, match=r"WithGradient does not show its device memory \(requires grad\)"):
+        device.wrap(WithGradient())
+
+
+def test_garbage_found_during_a_call_is_freed_after_it(device: Device, fake: FakeDriver) -> None:
+    """A collection inside the (emulated) driver must not call into it again."""
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.me, self.array = self, device.empty(16)
+
+    answers = fake.answers()
+    during: list[str] = []
+
+    def synchronize() -> tuple[()]:
+        gc.collect()
+        during.extend(name for name, _ in fake.log)
+        return ()
+
+    fake.answers = lambda: answers | {"cuCtxSynchronize": synchronize}  # type: ignore[method-assign]
+    gc.collect()
+    gc.disable()
+    try:
+        Cycle()
+        device.synchronize()
+    finally:
+        gc.enable()
+    assert during[-1] == "cuCtxSynchronize" and "cuMemFree" not in during
+    assert fake.log[-1][0] == "cuMemFree" and not fake.memory
 
 
 def test_wrap_refuses_another_device(device: Device, fake: FakeDriver) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import triton
+from triton.runtime import _allocation, driver
 
 from smfree.cuda import (
     ArgumentError,
@@ -45,9 +47,7 @@ def descriptor_source(dtype: str = "fp32", rows: int = 64, cols: int = 64, **opt
 @pytest.mark.parametrize(
     ("found", "reason"), [((), "found none"), ((3, 1, 0), "found 3.1.0"), ((2, 3), "found 2.3")]
 )
-def test_missing_or_old_triton_names_needed_and_found(
-    found: tuple[int, ...], reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_or_old_triton_names_needed_and_found(found: tuple[int, ...], reason: str) -> None:
     """F01: host descriptors need 3.6; the message is what a benchmark skips with."""
     text = triton_unavailable(found)
     assert text is not None and "needs triton 3.6 or newer" in text and reason in text
@@ -114,21 +114,20 @@ def test_compilation_warns_of_nothing(tmp_path: Any) -> None:
 
 def test_nothing_global_is_changed_by_compiling_and_launching(device: Device, tmp_path: Any) -> None:
     """F10: Triton's allocator and active driver are one global setting each; smfree uses its own launcher."""
-    from triton.runtime import _allocation, driver
 
     def mark(size: int, align: int, stream: int | None) -> object:
         raise AssertionError("the user's allocator was called")
 
-    import triton
-
+    before = _allocation._allocator.get()
     triton.set_allocator(mark)
-    before = _allocation._allocator
-    get = getattr(before, "get", lambda: before)
-    device.cache = CompileCache(tmp_path)
-    array = device.empty(2048, np.int32)
-    device.compile(pointer_source()).kernel().launch(2, None, [array, array, 2048])
-    assert _allocation._allocator is before and get() is mark
-    assert getattr(driver, "_active", None) is None
+    try:
+        device.cache = CompileCache(tmp_path)
+        array = device.empty(2048, np.int32)
+        device.compile(pointer_source()).kernel().launch(2, None, [array, array, 2048])
+        assert _allocation._allocator.get() is mark
+        assert driver._active is None
+    finally:
+        triton.set_allocator(before)
 
 
 def test_error_of_the_compiler_is_carried() -> None:
