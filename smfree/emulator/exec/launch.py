@@ -166,13 +166,15 @@ class Launch:
 
     def _unblock(self) -> bool:
         """Nothing is runnable: make something happen. False when the launch is over."""
+        if self.stalls.next_turn():
+            return True
         if self.flow.at_join:
             self.flow.release(self.flow.at_join)
             return True
         if self.copy.pending:
             self.schedule.complete_some(self)
             return True
-        if self.stalls.wake():
+        if self.stalls.wake() or self.stalls.next_turn(tired=True):
             return True
         if not self.live.any() and self.next_cta == self.num_ctas:
             return False

@@ -265,12 +265,16 @@ class MemoryUnit:
     def atomic(self, g: Group, space: str, op: str, addr: Any, value: Any, compare: Any) -> Any:
         counters = self.launch.counters
         counters.atomics += g.lanes.n
-        self.launch.did_something()
         if space == "shared":
-            return self.shared.atomic(op, self.flat_shared(g, addr, value.itemsize), value, compare)
-        if space != "global":
+            old = self.shared.atomic(op, self.flat_shared(g, addr, value.itemsize), value, compare)
+        elif space == "global":
+            old = self.global_memory.atomic(op, addr, value, compare)
+        else:
             raise Unsupported(f"atomics on {space} memory are not modelled", rule="unsupported")
-        old = self.global_memory.atomic(op, addr, value, compare)
+        if atomic_changes(op, old, value, compare):  # a lock that is polled in vain is no progress
+            self.launch.did_something()
+        if space == "shared":
+            return old
         clock = self.launch.clock
         if clock is not None:
             lanes = g.lanes
@@ -312,3 +316,23 @@ class MemoryUnit:
             t = self.launch.settle(g)
             w = g.lanes.warp_slice
             self.launch.time[w] = np.maximum(t, self.performed[w])
+
+
+def atomic_changes(op: str, old: Any, value: Any, compare: Any) -> bool:
+    """Whether an atomic operation changed what it found anywhere."""
+    match op:
+        case "cas":
+            return bool(((old == compare) & (value != compare)).any())
+        case "exch":
+            return bool((old != value).any())
+        case "add" | "xor":
+            return bool((value != 0).any())
+        case "or":
+            return bool((value & ~old).any())
+        case "and":
+            return bool((old & ~value).any())
+        case "min":
+            return bool((value < old).any())
+        case "max":
+            return bool((value > old).any())
+    return True

@@ -40,6 +40,7 @@ class Schedule:
 
     name = "min-pc"
     timed = False
+    fair = False  # does every runnable group get its turn, whatever the others do?
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -118,6 +119,7 @@ class Random(Schedule):
     by element."""
 
     name = "random"
+    fair = True
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
@@ -158,6 +160,7 @@ class Timed(Schedule):
 
     name = "timed"
     timed = True
+    fair = True
     window_cycles = 400.0
 
     def _times(self, launch: Launch, groups: list[Group]) -> list[float]:

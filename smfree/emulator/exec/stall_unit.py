@@ -15,15 +15,24 @@ if TYPE_CHECKING:
 DEFAULT_TRY_WAIT_NS = 1000.0  # the ISA leaves the limit to the system; only a hang ever sees it
 MAX_TIME_OUTS = 10_000
 MARKS_KEPT = 4096
+POLITE_TURNS = 256  # of one loop, before other groups get a turn
+TIRED_TURNS = 4096  # before joins are given up and copies complete
 
 
 class StallUnit:
-    """``spinning`` holds polling groups with the state of the launch (``progress``) they have seen."""
+    """``spinning`` holds polling groups with the state of the launch (``progress``) they have seen.
+
+    A loop that counts while it polls changes its registers in every turn, so it never stands still. Under
+    schedules that are not fair by themselves it steps aside: ``_polite`` until the other groups have had their
+    turn, ``_tired`` until everything else has happened that can.
+    """
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.spinning: list[tuple[int, Group]] = []
-        self._marks: dict[tuple[int, int], tuple[int, list[Any], LaneSet]] = {}
+        self._marks: dict[tuple[int, int], tuple[int, list[Any], LaneSet, int]] = {}
+        self._polite: list[Group] = []
+        self._tired: list[Group] = []
         self._mark: tuple[int, Any] = (-1, None)
         self._time_outs = 0
 
@@ -54,20 +63,42 @@ class StallUnit:
         )
 
     def is_spinning(self, g: Group) -> bool:
-        """At a backward branch: park the group if a turn changed neither shared state nor its registers."""
+        """At a backward branch: park the group if a turn changed neither shared state nor its registers, or
+        if it has had enough turns."""
         key = (g.pc, id(g.lanes))
         progress = self.launch.progress
         now = [g.regs[r] for r in self.launch.program.live(g.pc)]
         before = self._marks.get(key)
         if len(self._marks) >= MARKS_KEPT:
             self._marks.clear()
-        self._marks[key] = (progress, now, g.lanes)  # the lanes, so that their id stays theirs
-        if before is None or before[0] != progress:
+        turns = 0 if before is None else before[3] + 1
+        self._marks[key] = (progress, now, g.lanes, turns)  # the lanes, so that their id stays theirs
+        if before is None:
             return False
-        if not all(_equal(a, b) for a, b in zip(before[1], now, strict=True)):
+        if before[0] == progress and all(_equal(a, b) for a, b in zip(before[1], now, strict=True)):
+            self.spinning.append((progress, g))
+            return True
+        return turns >= POLITE_TURNS and not self.launch.schedule.fair and self._steps_aside(g, turns)
+
+    def _steps_aside(self, g: Group, turns: int) -> bool:
+        launch = self.launch
+        if turns % POLITE_TURNS == 0 and launch.runnable:
+            self._polite.append(g)
+        elif turns % TIRED_TURNS == 0 and (
+            self._polite or self.spinning or launch.flow.at_join or launch.copy.pending
+        ):
+            self._tired.append(g)
+        else:
             return False
-        self.spinning.append((progress, g))
         return True
+
+    def next_turn(self, *, tired: bool = False) -> bool:
+        """Groups that stepped aside go on."""
+        aside = self._tired if tired else self._polite
+        self.launch.runnable.extend(aside)
+        went = bool(aside)
+        aside.clear()
+        return went
 
     def wake(self) -> bool:
         """Spinning groups run again once shared state has changed."""
