@@ -28,7 +28,8 @@ from smfree.measure.options import Axes
 from smfree.measure.records import CacheState, Cost, Memory, Question, Traffic
 
 
-def points(axes: Axes) -> Iterable[LatencyPoint]:
+def points(axes: Axes, spec: str) -> Iterable[LatencyPoint]:
+    del spec
     return latency_points(axes)
 
 

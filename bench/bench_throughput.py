@@ -22,7 +22,7 @@ import pytest
 from bench.axes import THROUGHPUT, ThroughputPoint, throughput_points
 from bench.cost import cost_of
 from kernels.common import ConfigError
-from kernels.engine import CopyConfig, engine
+from kernels.engine import CopyConfig, Engine, engine
 from smfree.cuda import Device, DeviceArray
 from smfree.measure.fixture import Measure, Point
 from smfree.measure.options import Axes
@@ -57,7 +57,8 @@ def buffers_for(device: Device, num_bytes: int) -> CopyBuffers:
     return CopyBuffers(host, device.asarray(host), device.empty(host.shape, host.dtype))
 
 
-def points(axes: Axes) -> Iterable[ThroughputPoint]:
+def points(axes: Axes, spec: str) -> Iterable[ThroughputPoint]:
+    del spec
     return throughput_points(axes)
 
 
@@ -96,7 +97,7 @@ def bench_throughput(measure: Measure, point: ThroughputPoint) -> None:
             memory=Memory.DRAM,
             cache=CacheState.FLUSHED,
             working_set_bytes=2 * point.copy_bytes,
-            config=described(config, mover.path),
+            config=described(config, mover),
             cost=cost_of(kernel, config, capabilities),
         ),
         lambda _, stream: mover.copy(buffers.dst, buffers.src, config=config, stream=stream),
@@ -104,14 +105,16 @@ def bench_throughput(measure: Measure, point: ThroughputPoint) -> None:
     )
 
 
-def described(config: CopyConfig, path: str) -> Mapping[str, Any]:
+def described(config: CopyConfig, mover: Engine) -> Mapping[str, Any]:
     """The parts of a configuration that a reader compares."""
     return {
-        "path": path,
+        "path": mover.path,
+        "twin_of": mover.twin_of,
         "tile_bytes": config.tile_bytes,
         "num_stages": config.num_stages,
         "threads": config.threads,
         "ctas_per_sm": config.ctas_per_sm,
+        "vector_bytes": getattr(config, "vector_bytes", None),
         "unroll": getattr(config, "unroll", None),
         "shared_bytes": config.shared_bytes,
         "bytes_in_flight_per_sm": config.bytes_in_flight_per_cta * config.ctas_per_sm,
@@ -130,7 +133,8 @@ class BaselinePoint:
         return self.name
 
 
-def baselines(axes: Axes) -> Iterable[BaselinePoint]:
+def baselines(axes: Axes, spec: str) -> Iterable[BaselinePoint]:
+    del spec
     return [BaselinePoint(name, THROUGHPUT[axes].copy_bytes) for name in ("cuMemcpyDtoD", "torch.copy_")]
 
 

@@ -11,6 +11,7 @@ from smfree.measure.log import RunLog
 from smfree.measure.records import Question, Record
 from smfree.model.crossover import (
     OFTEN_QUOTED_BYTES,
+    TIE,
     Crossover,
     Curve,
     crossover,
@@ -29,6 +30,8 @@ def regimes(records: Sequence[Record]) -> dict[tuple[Any, ...], list[Record]]:
     """Records of one device, question and regime together; the key tells them apart."""
     found: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
+        if record.question is Question.BASELINE:
+            continue
         axes = tuple((name, value) for name, value in record.key.items() if name not in _NOT_REGIME)
         found.setdefault((record.device, record.question, axes), []).append(record)
     return found
@@ -39,6 +42,8 @@ def curves(records: Sequence[Record]) -> dict[str, Curve]:
     tile."""
     found: dict[str, dict[int, Sequence[float]]] = {}
     for record in records:
+        if record.config.get("twin_of"):
+            continue
         samples = record.samples_cycles or record.samples_s
         if record.question is Question.THROUGHPUT:
             # Launches of different engines may move different amounts; what is compared is the time per byte.
@@ -61,81 +66,78 @@ def regime_text(question: Question, axes: Mapping[str, Any]) -> str:
 def answers(log: RunLog) -> str:
     """The table of crossovers with its notes; empty when no regime has the LSU and a challenger at two
     sizes."""
-    rows, notes = [], []
+    rows = []
     for (device, question, axes), records in regimes(log.records).items():
         found = curves(records)
         base = found.pop(BASE, None)
         if base is None:
             continue
-        regime = regime_text(question, dict(axes))
         for name, challenger in found.items():
             if len(set(base.samples) & set(challenger.samples)) < 2:
                 continue
             result = crossover(base, challenger)
-            clock = records[0].clock_source
             rows.append(
                 [
-                    f"{device} ({clock})",
-                    regime,
+                    f"{device} ({records[0].clock_source})",
+                    regime_text(question, dict(axes)),
                     name,
                     result.text(),
-                    _uncertain(log, records, result, base, challenger),
+                    beside_quoted(result),
+                    uncertainty(log, records, result, base, challenger),
                 ]
             )
     if not rows:
         return ""
-    low, high = OFTEN_QUOTED_BYTES
-    quoted = f"often quoted\n{format_bytes(low)} to {format_bytes(high)}"
-    headers = ["device (clock)", "regime", "engine", "faster than the LSU from", f"uncertainty; {quoted}"]
-    text = tabulate(rows, headers=headers, disable_numparse=True)
-    notes.append(
-        "The often-quoted crossover is 1 KiB to 2 KiB. Matched work: same tile, threads and bytes in "
-        "flight on both "
-        "sides of a row; sizes between two points are interpolated."
+    low, high = (format_bytes(size) for size in OFTEN_QUOTED_BYTES)
+    quoted = f"the often quoted\n{low} to {high}"
+    headers = ["device (clock)", "regime", "engine", "faster than the LSU from", quoted, "uncertainty"]
+    text = tabulate(rows, headers=headers, disable_numparse=True, maxcolwidths=[None] * 5 + [72])
+    note = (
+        "Matched work: same tile, threads and bytes in flight on both sides of a row. Sizes between two "
+        "points are "
+        f"interpolated; times within {TIE:.0%} are a tie."
     )
-    lines = [line for line in (_lines(log), "\n".join(notes)) if line]
-    return "\n".join([text, *lines])
+    return "\n".join(line for line in (text, note, _lines(log)) if line)
 
 
-def _uncertain(
-    log: RunLog, records: Sequence[Record], result: Crossover, base: Curve, challenger: Curve
-) -> str:
-    quoted = _beside_quoted(result)
-    if result.size_bytes is None:
-        return quoted
-    if records[0].modelled:
-        return f"{_modelled(log, records[0], challenger.name)}; {quoted}"
-    spread = sample_uncertainty(base, challenger)
-    if spread.interval is None:
-        return f"no resample has a crossover; {quoted}"
-    low, high = format_bytes(spread.interval.low), format_bytes(spread.interval.high)
-    share = "" if spread.found > 0.995 else f" in {spread.found:.0%} of resamples"
-    return f"95 % of resamples {low} to {high}{share}; {quoted}"
-
-
-def _beside_quoted(result: Crossover) -> str:
+def beside_quoted(result: Crossover) -> str:
+    """How a crossover stands to the range that is often quoted."""
     low, high = OFTEN_QUOTED_BYTES
     if result.size_bytes is None:
         return "not seen here"
     if result.size_bytes < low:
-        return "earlier"
-    return "agrees" if result.size_bytes <= high else "later"
+        return "earlier here"
+    return "agrees" if result.size_bytes <= high else "later here"
+
+
+def uncertainty(
+    log: RunLog, records: Sequence[Record], result: Crossover, base: Curve, challenger: Curve
+) -> str:
+    """Measured: the spread over resampled samples. Modelled: the parameters it follows from, with its
+    shifts."""
+    if result.size_bytes is None:
+        return ""
+    if records[0].modelled:
+        return _modelled(log, records[0], challenger.name)
+    spread = sample_uncertainty(base, challenger)
+    if spread.interval is None:
+        return "no resample has a crossover"
+    low, high = format_bytes(spread.interval.low), format_bytes(spread.interval.high)
+    share = "" if spread.found > 0.995 else f" in {spread.found:.0%} of resamples"
+    return f"95 % of resamples {low} to {high}{share}"
 
 
 def _modelled(log: RunLog, record: Record, challenger: str) -> str:
-    """What the sensitivity runs of this regime found."""
     for row in log.sensitivities:
-        if (
-            row["device"] == record.device
-            and row["challenger"] == challenger
-            and row["key"] == regime_key(record)
-        ):
+        here = row["device"] == record.device and row["key"] == regime_key(record)
+        if here and row["challenger"] == challenger:
             moved = row["moved"]
-            return "follows from " + "; ".join(moved) if moved else "no parameter moves it by 1 %"
-    return "parameters not varied (see bench_sensitivity)"
+            return "at -20 % .. +20 % of " + "; ".join(moved) if moved else "no parameter moves it by 1 %"
+    return "parameters not varied"
 
 
 def regime_key(record: Record) -> dict[str, Any]:
+    """The axes of a record that name its regime."""
     return {name: value for name, value in record.key.items() if name not in _NOT_REGIME}
 
 

@@ -94,7 +94,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "points(function): parametrize by the points that function(axes) yields for each device; they "
+        "points(function): parametrize by the points that function(axes, spec) yields for each device; they "
         "have an id",
     )
     config.stash[SESSION] = Session(config)
@@ -119,7 +119,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("device", specs, ids=specs, indirect=True)
         return
     (points,) = mark.args
-    pairs = [(spec, point) for spec in specs for point in points(options.axes_for(metafunc.config, spec))]
+    pairs = [
+        (spec, point) for spec in specs for point in points(options.axes_for(metafunc.config, spec), spec)
+    ]
     ids = [f"{spec}-{point.id}" for spec, point in pairs]
     metafunc.parametrize(("device", "point"), pairs, ids=ids, indirect=["device"])
 
@@ -248,6 +250,12 @@ def device(request: pytest.FixtureRequest) -> Iterator[Any]:
     reason = ours.lost(spec, opened)
     if reason and not opened.is_emulated:
         pytest.exit(f"{spec} is unusable after {request.node.nodeid}: {reason}", returncode=3)
+
+
+@pytest.fixture
+def run_log(request: pytest.FixtureRequest) -> RunLog:
+    """The records of this session so far."""
+    return session_of(request.config).log
 
 
 @pytest.fixture

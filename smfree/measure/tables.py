@@ -38,9 +38,10 @@ def summary(log: RunLog) -> list[tuple[str, str]]:
     sections: list[tuple[str, str]] = []
     for device in unique(record.device for record in log.records):
         records = [record for record in log.records if record.device == device]
-        head = f"{records[0].gpu} [{device}] ({records[0].clock_source})"
+        modelled = records[0].modelled
+        head = f"{device} ({records[0].clock_source})" if modelled else f"{records[0].gpu} (measured)"
         sections += latency_tables(head, [r for r in records if r.question is Question.LATENCY])
-        sections += throughput_tables(head, [r for r in records if r.question is Question.THROUGHPUT])
+        sections += throughput_tables(head, [r for r in records if r.question is not Question.LATENCY])
         sections += cost_table(head, records)
     crossing = answers(log)
     if crossing:
@@ -119,6 +120,8 @@ LEG_MEANING = {
 def throughput_tables(head: str, records: Sequence[Record]) -> list[tuple[str, str]]:
     """One table at fixed bytes in flight, one with each engine at its best."""
     sections = []
+    baselines = [r for r in records if r.question is Question.BASELINE]
+    records = [r for r in records if r.question is Question.THROUGHPUT]
     fixed = [r for r in records if r.key.get("bytes_in_flight") is not None]
     best = [r for r in records if r.key.get("bytes_in_flight") is None]
     for amount in unique(record.key["bytes_in_flight"] for record in fixed):
@@ -127,7 +130,8 @@ def throughput_tables(head: str, records: Sequence[Record]) -> list[tuple[str, s
         sections.append((title, _throughput(chosen)))
     if best:
         sections.append((f"Throughput, each engine at its best: {head}", _throughput(best)))
-        sections.append((f"Best of each engine: {head}", best_table(best)))
+    if best or baselines:
+        sections.append((f"Best of each engine, and baselines: {head}", best_table([*best, *baselines])))
     return sections
 
 
@@ -137,7 +141,7 @@ def _throughput(records: Sequence[Record]) -> str:
         return f"{record.gbps:.0f}" + ("" if percent is None else f" {percent:3.0f}%")
 
     first = records[0]
-    threads = unique(record.config.get("threads") for record in records)
+    threads = unique(record.config.get("threads", "?") for record in records)
     same = f"{threads[0]} threads per CTA" if len(threads) == 1 else "threads per CTA as each engine likes"
     text = grid(records, ("engine",), cell)
     peak = (
@@ -162,7 +166,7 @@ def best_table(records: Sequence[Record]) -> str:
                 engine,
                 marked(top, f"{top.gbps:.0f}"),
                 "-" if percent is None else f"{percent:.0f}%",
-                format_bytes(top.key["tile_bytes"]),
+                format_bytes(top.key["tile_bytes"]) if "tile_bytes" in top.key else "-",
                 *[str(top.config.get(name, "-")) for name in ("num_stages", "threads", "ctas_per_sm")],
                 _in_flight(top),
             ]

@@ -24,14 +24,14 @@ from smfree.model.estimators import Interval, median, resamples
 OFTEN_QUOTED_BYTES = (1024, 2048)
 
 #: Two times closer than this fraction are a tie: no engine is said to win there.
-TIE = 0.005
+TIE = 0.02
 
 
 class Outcome(Enum):
     """What the comparison of two curves over a range says about the challenger."""
 
     CROSSES = "crosses"
-    ALWAYS_FASTER = "always faster"
+    ALWAYS_FASTER = "never slower"
     NEVER_FASTER = "never faster"
     TIE = "tie"
 

@@ -17,6 +17,9 @@ from smfree.model.crossover import Crossover, Curve, Outcome, crossover
 #: The change applied to each parameter, as factors.
 FACTORS = (0.8, 1.2)
 
+#: A ratio of two times that moves less than this did not move.
+UNCHANGED = 0.001
+
 #: (parameter name or None for the unchanged model, factor, size in bytes) -> (base time, challenger time)
 Rerun = Callable[[str | None, float, int], tuple[float, float]]
 
@@ -56,13 +59,24 @@ def shifts(
     nominal = _search(found, ordered, lambda size: rerun(None, 1.0, size))
     if nominal is None:
         return None, ()
+    upper = found.bracket[1]
     result = []
     for parameter in parameters:
+        if not _matters(rerun, parameter, upper):
+            continue
         values = [_search(found, ordered, lambda size, p=parameter, f=f: rerun(p, f, size)) for f in FACTORS]
         shift = Shift(parameter, values[0], values[1])
         if shift.moves(nominal):
             result.append(shift)
     return nominal, tuple(result)
+
+
+def _matters(rerun: Rerun, parameter: str, size: int) -> bool:
+    """Whether scaling the parameter changes the ratio of the two times at the upper end of the bracket at
+    all."""
+    a, b = rerun(None, 1.0, size)
+    up, down = rerun(parameter, FACTORS[1], size)
+    return abs((up / down) / (a / b) - 1.0) > UNCHANGED
 
 
 def _search(
@@ -77,8 +91,8 @@ def _search(
         a, b = run(sizes[index])
         base[sizes[index]], challenger[sizes[index]] = (a,), (b,)
 
-    measure(low)
-    measure(high)
+    for index in range(low, high + 1):
+        measure(index)
     while True:
         result = crossover(Curve(found.base, base), Curve(found.challenger, challenger))
         if result.outcome is Outcome.CROSSES:
@@ -93,7 +107,7 @@ def _search(
             return None
 
 
-def describe(size_bytes: float, shift: Shift, formatted: Callable[[float], str]) -> str:
+def describe(shift: Shift, formatted: Callable[[float], str]) -> str:
     """Cell text of one shift: parameter with the crossover at -20 % and at +20 %."""
     ends = [formatted(value) if value is not None else "none" for value in (shift.down_bytes, shift.up_bytes)]
     return f"{shift.parameter}: {ends[0]} .. {ends[1]}"

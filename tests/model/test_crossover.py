@@ -63,7 +63,7 @@ def test_faster_only_for_small_tiles_is_never_faster_at_the_end() -> None:
 
 def test_a_tie_between_two_leads_does_not_hide_the_crossing() -> None:
     base = Curve("lsu", {1: [1.0], 2: [1.0], 4: [1.0]})
-    found = crossover(base, Curve("x", {1: [2.0], 2: [1.001], 4: [0.5]}))
+    found = crossover(base, Curve("x", {1: [2.0], 2: [1.01], 4: [0.5]}))
     assert found.outcome is Outcome.CROSSES
     assert found.size_bytes is not None
     assert 1 < found.size_bytes < 4

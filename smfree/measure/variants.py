@@ -1,0 +1,49 @@
+"""The same emulated device with one parameter of its clock changed, for sensitivity runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+#: Sections of a profile that only one engine's time can depend on.
+ENGINE_SECTIONS = {"lsu": "lsu", "cp_async": "cp.async", "tma": "tma"}
+
+#: Sections that no time inside a kernel depends on.
+_OUTSIDE = ("host",)
+
+
+def clock_parameters(device: Any, engines: tuple[str, ...]) -> list[str]:
+    """Paths of the parameters that may matter to kernels of ``engines``; those of other engines are left
+    out."""
+    found = []
+    for row in device.emulator.profile.parameters(clock_only=True):
+        section = row.path.split(".")[0]
+        owner = ENGINE_SECTIONS.get(section)
+        mine = owner is None or any(
+            engine.split(".")[0] in (owner, owner.split(".")[0]) for engine in engines
+        )
+        if section not in _OUTSIDE and mine:
+            found.append(row.path)
+    return found
+
+
+@contextmanager
+def varied(device: Any, parameter: str | None, factor: float) -> Iterator[None]:
+    """Within the block the emulated device runs with ``parameter`` scaled by ``factor`` (None: unchanged).
+
+    The L2 is empty at the start of the block, and its old content is back afterwards.
+    """
+    from smfree.emulator.clock import Clock
+    from smfree.emulator.l2 import L2
+    from smfree.emulator.profile import LINE_BYTES
+
+    state = device.emulator
+    before = state.profile, state.clock, state.l2
+    profile = state.profile if parameter is None else state.profile.replace(parameter, factor=factor)
+    state.profile, state.clock = profile, Clock(profile)
+    state.l2 = L2(profile, -(-profile.device.memory_bytes // LINE_BYTES))
+    try:
+        yield
+    finally:
+        state.profile, state.clock, state.l2 = before
