@@ -97,14 +97,16 @@ def _search(
         result = crossover(Curve(found.base, base), Curve(found.challenger, challenger))
         if result.outcome is Outcome.CROSSES:
             return result.size_bytes
-        if result.outcome is Outcome.ALWAYS_FASTER and low > 0:
+        down = low > 0 and result.outcome in (Outcome.ALWAYS_FASTER, Outcome.TIE)
+        up = high + 1 < len(sizes) and result.outcome in (Outcome.NEVER_FASTER, Outcome.TIE)
+        if not down and not up:
+            return None
+        if down:
             low -= 1
             measure(low)
-        elif result.outcome is Outcome.NEVER_FASTER and high + 1 < len(sizes):
+        if up:
             high += 1
             measure(high)
-        else:
-            return None
 
 
 def describe(shift: Shift, formatted: Callable[[float], str]) -> str:
