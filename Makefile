@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml
 	touch $@ && echo "install: $$(( $$(date +%s) - start )) s"
 
 bench: install
-	@$(BIN)/python -m pytest bench/ $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
+	@$(BIN)/python -m pytest bench/ --fallback emu:a100,emu:h100 --benchmark-autosave $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 
 test: install
 	$(BIN)/python -m pytest tests/ -n 2 --dist worksteal -q $(ARGS)
