@@ -10,10 +10,11 @@ from pathlib import Path
 
 from cuda.bindings import nvrtc
 
-from smfree.cuda.cache import CompileCache, key_of
+from smfree.cuda.cache import CompileCache
 from smfree.cuda.capabilities import compute_capability_of
 from smfree.cuda.errors import CompileError, ToolMissingError
 from smfree.cuda.image import ModuleImage, make_image
+from smfree.cuda.store import key_of
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
 _NEEDS_ARCH_SUFFIX = ("wgmma", "setmaxnreg", "tcgen05", "cta_group", "multimem.cp")

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from smfree.cuda.cache import CompileCache, key_of
+from smfree.cuda.cache import CompileCache
 from smfree.cuda.capabilities import arch_for
 from smfree.cuda.errors import ArrayError, CompileError, TritonError
 from smfree.cuda.image import ModuleImage, make_image
 from smfree.cuda.memory import DeviceArray
+from smfree.cuda.store import key_of
 
 MINIMUM_VERSION = (3, 6)
 _METADATA = (

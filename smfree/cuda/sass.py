@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smfree.cuda.errors import ToolMissingError
+from smfree.cuda.store import FileStore, key_of
 
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.([\w$.]+)", re.MULTILINE)
 _INSTRUCTION = re.compile(
@@ -66,7 +67,20 @@ def find_disassemblers() -> list[Path]:
 
 
 def disassembly(cubin: bytes, arch: str) -> str:
-    """nvdisasm's text of a cubin's code. Raises ToolMissingError when no disassembler can read it."""
+    """nvdisasm's text of a cubin's code, through the cache on disk (the tool takes a second to start).
+
+    Raises ToolMissingError when no disassembler can read it.
+    """
+    store, key = FileStore(suffix="sass"), key_of(["sass", cubin])
+    stored = store.read(key)
+    if stored is not None:
+        return stored.decode()
+    text = _disassemble(cubin, arch)
+    store.write(key, text.encode())
+    return text
+
+
+def _disassemble(cubin: bytes, arch: str) -> str:
     tools = find_disassemblers()
     failures = []
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from smfree.cuda import CompileCache, CudaSource, compile_cuda
-from smfree.cuda.cache import default_cache_dir, key_of
+from smfree.cuda.store import default_cache_dir, key_of
 from tests.cuda.sources import ABI, COPY, source
 
 

@@ -95,7 +95,7 @@ def test_every_disassembled_instruction_of_a_real_kernel_is_parsed() -> None:
 
 def test_missing_disassembler_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("smfree.cuda.sass.find_disassemblers", list)
-    image = compile_cuda(source(COPY), "sm_90a")
+    image = compile_cuda(source(COPY.replace("copy_words", "never_disassembled")), "sm_90a")
     with pytest.raises(ToolMissingError, match="install nvidia-cuda-nvdisasm"):
         image.sass()
 
@@ -109,3 +109,10 @@ def test_asking_for_sass_of_an_unknown_kernel_lists_them() -> None:
     image = compile_cuda(source(COPY), "sm_90a")
     with pytest.raises(KeyError, match="copy_words"):
         image.sass("other")
+
+
+def test_second_disassembly_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = compile_cuda(source(COPY), "sm_90a")
+    first = image.sass()
+    monkeypatch.setattr("smfree.cuda.sass.find_disassemblers", list)
+    assert image.sass() == first
