@@ -78,6 +78,19 @@ class TypedBytes:
         return bool((words == constant_word(min(size, 8), byte)).all())
 
 
+def blocks(array: np.ndarray, start: np.ndarray, length: int) -> list[np.ndarray]:
+    """Views of array[s : s + length] for every s in ``start``: one 2-D view when they are evenly spaced."""
+    first = int(start[0])
+    if len(start) > 1:
+        step = int(start[1]) - first
+        if step >= length and bool((start[1:] - start[:-1] == step).all()):
+            width = array.itemsize
+            shape, strides = (len(start), length), (step * width, width)
+            return [np.ndarray(shape, array.dtype, array, first * width, strides)]
+        return [array[s : s + length] for s in start.tolist()]
+    return [array[first : first + length]]
+
+
 def constant_word(size: int, byte: int) -> np.generic:
     """A word whose bytes are all ``byte``."""
     return np.frombuffer(bytes([byte]) * size, dtype=_VIEW_TYPES[size])[0]

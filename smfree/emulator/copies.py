@@ -186,8 +186,11 @@ class CopyEngine(CopyRules):
         mover = TensorMover(self.memory, self.shared, tensor, box_rows(tensor, coords), dst, loads=True)
         self._tensor_bounds(mover)
         mover.check_source(self.report)
-        lo, hi = mover.row_ranges(np.arange(len(dst)))
-        self._unordered_source(lo, hi - lo, "cp.async.bulk.tensor load")
+        span = mover.envelope()
+        flying = self.memory.in_flight
+        if span is not None and span[0] < flying.write_hi and span[1] > flying.write_lo:
+            lo, hi = mover.row_ranges(np.arange(len(dst)))
+            self._unordered_source(lo, hi - lo, "cp.async.bulk.tensor load")
         self._close(dst, tensor.box_bytes)
         sizes = np.full(len(dst), tensor.box_bytes)
         batch = PendingCopies(

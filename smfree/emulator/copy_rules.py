@@ -93,11 +93,11 @@ class CopyRules(CopyTracker):
 
     def _tensor_bounds(self, mover: TensorMover) -> None:
         """The bytes inside the tensor must be allocated memory."""
-        lo, hi = mover.row_ranges(np.arange(mover.boxes))
-        if len(lo):
-            low, high = int(lo.min()), int(hi.max())
-            home = self.memory.allocation_of(low)
-            if home is None or high > home.end:
+        span = mover.envelope()
+        if span is not None:
+            home = self.memory.allocation_of(span[0])
+            if home is None or span[1] > home.end:
+                lo, hi = mover.row_ranges(np.arange(mover.boxes))
                 for start, end in zip(lo.tolist(), hi.tolist(), strict=True):
                     self.memory.check_range(start, end - start, f"tensor copy through {mover.tensor}")
         if self.flag_outside:

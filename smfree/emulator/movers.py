@@ -6,13 +6,11 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from smfree.emulator.bytespace import SHIFT, WRITTEN, Report
+from smfree.emulator.bytespace import SHIFT, WRITTEN, Report, blocks
 from smfree.emulator.errors import MemoryFault
 from smfree.emulator.memory import GlobalMemory
-from smfree.emulator.shared import SharedMemory, ranges_index
+from smfree.emulator.shared import SharedMemory
 from smfree.emulator.tensormap import BoxRows, TensorMap, swizzle
-
-_GATHER_BYTES = 2048
 
 
 class Mover(ABC):
@@ -139,7 +137,7 @@ class BulkMover(Mover):
         super().__init__(memory, shared)
         self.dst, self.src, self.sizes, self.loads = dst, src, sizes, loads
         same = len(sizes) > 1 and bool((sizes == sizes[0]).all())
-        self._gather = same and 0 < int(sizes[0]) <= _GATHER_BYTES
+        self._even = same and int(sizes[0]) > 0
 
     def source_addresses(self) -> np.ndarray:
         return self.src
@@ -154,28 +152,35 @@ class BulkMover(Mover):
                     report(_unwritten("cp.async.bulk", size, start, missing, i))
 
     def _move(self, which: np.ndarray) -> None:
-        if not self._gather:
+        if not self._even or len(which) == 1:
             super()._move(which)
             return
-        granules = int(self.sizes[0]) >> 4
+        size = int(self.sizes[0])
         here, there = (self.shared, self.memory) if self.loads else (self.memory, self.shared)
         source = self.src[which] - (self.memory.base if self.loads else 0)
         target = self.dst[which] - (0 if self.loads else self.memory.base)
-        words = there._bytes.take(ranges_index(source >> 4, granules), 16)
-        index = ranges_index(target >> 4, granules)
-        here._bytes.put(index, 16, words)
+        near, far = blocks(here.data, target, size), blocks(there.data, source, size)
+        if len(near) == len(far):
+            for to, block in zip(near, far, strict=True):
+                to[...] = block
+        elif len(near) == 1:
+            for row, block in enumerate(far):
+                near[0][row] = block
+        else:
+            for row, to in enumerate(near):
+                to[...] = far[0][row]
         if not self.loads:
-            self._mark_global(which, index)
+            self._mark_global(target, size)
 
-    def _mark_global(self, which: np.ndarray, index: np.ndarray) -> None:
-        starts = self.dst[which]
-        home = self.memory.allocation_of(int(starts.min()))
-        if home is not None and int(starts.max()) < home.end:
-            if not home.full:
-                self.memory._shadow.put_constant(index, 16, WRITTEN)
-                self.memory.note_written(home, len(index) << 4)
+    def _mark_global(self, target: np.ndarray, size: int) -> None:
+        home = self.memory.allocation_of(int(target.min()) + self.memory.base)
+        one = home is not None and int(target.max()) + self.memory.base < home.end
+        if one and home is not None and home.full:
             return
-        self.memory._shadow.put_constant(index, 16, WRITTEN)
+        for cells in blocks(self.memory.written, target, size):
+            cells[...] = WRITTEN
+        if one and home is not None:
+            self.memory.note_written(home, size * len(target))
 
     def _fetch(self, which: np.ndarray) -> list[np.ndarray]:
         pairs = zip(self.src[which].tolist(), self.sizes[which].tolist(), strict=True)
@@ -227,6 +232,13 @@ class TensorMover(Mover):
         """bool[n]: no element of the box lies in the tensor."""
         return (self.rows.hi <= self.rows.lo) | ~self.rows.inside.any(axis=1)
 
+    def envelope(self) -> tuple[int, int] | None:
+        """Global [lo, hi) around everything inside the tensor; None when nothing is."""
+        if self._whole.all():  # strides are not negative: first row first
+            return int(self.rows.addr[:, 0].min()), int(self.rows.addr[:, -1].max()) + self.rows.row_bytes
+        lo, hi = self.row_ranges(np.arange(self.boxes))
+        return (int(lo.min()), int(hi.max())) if len(lo) else None
+
     def row_ranges(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Global [lo, hi) of every row that lies in the tensor."""
         lo, hi = self.rows.lo[which, None], self.rows.hi[which, None]
@@ -236,12 +248,11 @@ class TensorMover(Mover):
 
     def check_source(self, report: Report) -> None:
         """Loads: somebody has written every source byte inside the tensor."""
+        span = self.envelope()
+        home = self.memory.allocation_of(span[0]) if span else None
+        if span is None or (home is not None and home.full and span[1] <= home.end):
+            return
         lo, hi = self.row_ranges(np.arange(self.boxes))
-        if not len(lo):
-            return
-        home = self.memory.allocation_of(int(lo[0]))
-        if home is not None and home.full and int(lo.min()) >= home.start and int(hi.max()) <= home.end:
-            return
         for start, end in zip(lo.tolist(), hi.tolist(), strict=True):
             missing = end - start - int(np.count_nonzero(self.memory.span(start, end - start)[1] == WRITTEN))
             if missing:

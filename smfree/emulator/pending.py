@@ -166,9 +166,9 @@ class CopyTracker:
         def ranges() -> tuple[np.ndarray, np.ndarray]:
             return mover.row_ranges(np.flatnonzero(~(batch.done if writes else batch.read)))
 
-        lo, hi = ranges()
-        if len(lo):
-            self._add_claim(batch, int(lo.min()), int(hi.max()), ranges, writes)
+        span = mover.envelope()
+        if span is not None:
+            self._add_claim(batch, *span, ranges, writes)
         if in_memory:
             maps = batch.dst if writes else batch.src
 

@@ -20,6 +20,7 @@ from smfree.emulator.bytespace import (
     as_addresses,
     as_elements,
     as_words,
+    blocks,
     fault,
     or_reduce,
     raise_finding,
@@ -30,12 +31,6 @@ from smfree.emulator.errors import BarrierFault, CopyFault
 _NEW, _OUTSIDE, _BARRIER, _DST, _SRC = 1, 2, 4, 8, 16
 _STOPS_LOAD = _OUTSIDE | _BARRIER | _DST
 _STOPS_STORE = _STOPS_LOAD | _SRC
-_ROW_LOOP_BYTES = 2048
-
-
-def ranges_index(start: np.ndarray, length: int) -> np.ndarray:
-    """[start, start + length) of every range, one after another -> int64[n * length]."""
-    return (start[:, None] + np.arange(length)).reshape(-1)
 
 
 class SharedMemory(ByteSpace):
@@ -174,17 +169,17 @@ class SharedMemory(ByteSpace):
             return
         flag = {UNWRITTEN: _NEW, WRITTEN: 0, AWAITS_COPY: _DST, BARRIER: _BARRIER}[state]
         keep = _OUTSIDE | _SRC
-        if nbytes >= _ROW_LOOP_BYTES or len(addr) == 1:
-            for start in addr.tolist():
-                self.written[start : start + nbytes] = state
-                guard = self._guard[start >> 4 : (start + nbytes) >> 4]
-                np.bitwise_and(guard, keep, out=guard)
-                if flag:
-                    np.bitwise_or(guard, flag, out=guard)
+        if nbytes == 16:
+            granule = addr >> 4
+            self._shadow.put_constant(granule, 16, state)
+            self._guard[granule] = self._guard[granule] & keep | np.uint8(flag)
             return
-        granule = ranges_index(addr >> 4, nbytes >> 4) if nbytes > 16 else addr >> 4
-        self._shadow.put_constant(granule, 16, state)
-        self._guard[granule] = self._guard[granule] & keep | np.uint8(flag)
+        for cells in blocks(self.written, addr, nbytes):
+            cells[...] = state
+        for guard in blocks(self._guard, addr >> 4, nbytes >> 4):
+            np.bitwise_and(guard, keep, out=guard)
+            if flag:
+                np.bitwise_or(guard, flag, out=guard)
 
     def state(self, addr: np.ndarray, nbytes: int) -> np.ndarray:
         """Shadow of [addr, addr + nbytes) -> uint8[n, nbytes] (a copy)."""
@@ -214,31 +209,25 @@ class SharedMemory(ByteSpace):
     def _range_bits(self, addr: np.ndarray, nbytes: int) -> int:
         if nbytes <= 16:
             return int(or_reduce(self._guard.take(addr >> 4, mode="clip")))
-        if nbytes >= _ROW_LOOP_BYTES or len(addr) == 1:
-            bits = 0
-            for start in addr.tolist():
-                bits |= int(or_reduce(self._guard[start >> 4 : (start + nbytes) >> 4]))
-            return bits
-        return int(or_reduce(self._guard[ranges_index(addr >> 4, nbytes >> 4)]))
+        bits = 0
+        for guard in blocks(self._guard, addr >> 4, nbytes >> 4):
+            bits |= int(or_reduce(guard, axis=None))
+        return bits
 
     def use_source(self, addr: np.ndarray, nbytes: int, delta: int) -> None:
         """A copy that reads [addr, addr + nbytes) was issued (+1) or has read it (-1); multiples of 16."""
-        apart = nbytes < _ROW_LOOP_BYTES and len(addr) > 1
-        if apart:
-            line = np.sort(addr)
-            apart = bool((line[1:] - line[:-1] >= nbytes).all())
-        if apart:
-            parts: list[slice | np.ndarray] = [ranges_index(addr >> 4, nbytes >> 4)]
-        else:
-            parts = [slice(start >> 4, (start + nbytes) >> 4) for start in addr.tolist()]
-        for part in parts:
+        if not nbytes:
+            return
+        granules = addr >> 4, nbytes >> 4
+        for uses, guard in zip(
+            blocks(self._source_uses, *granules), blocks(self._guard, *granules), strict=True
+        ):
             if delta > 0:
-                self._source_uses[part] += np.uint16(1)
-                self._guard[part] |= np.uint8(_SRC)
+                uses += np.uint16(1)
+                guard |= np.uint8(_SRC)
             else:
-                uses = self._source_uses[part] - np.uint16(1)
-                self._source_uses[part] = uses
-                self._guard[part] &= np.where(uses == 0, np.uint8(0xFF ^ _SRC), np.uint8(0xFF))
+                uses -= np.uint16(1)
+                np.bitwise_and(guard, 0xFF ^ _SRC, out=guard, where=uses == 0)
 
     def check_range(self, addr: np.ndarray, nbytes: int, what: str) -> None:
         """Fault unless every [addr, addr + nbytes) lies inside its CTA's shared memory."""

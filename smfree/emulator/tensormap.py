@@ -439,6 +439,7 @@ def box_rows(tensor: TensorMap, coords: np.ndarray) -> BoxRows:
     addr = start[:, None] + offsets
     inside = np.ones(addr.shape, bool)
     for d in range(1, tensor.rank):
-        at = coords[:, d, None] + steps[:, d - 1]
-        inside &= (at >= 0) & (at < tensor.dims[d])
+        if (coords[:, d] < 0).any() or (coords[:, d] + tensor.box[d] > tensor.dims[d]).any():
+            at = coords[:, d, None] + steps[:, d - 1]
+            inside &= (at >= 0) & (at < tensor.dims[d])
     return BoxRows(addr, inside, lo, hi, tensor.row_bytes)
