@@ -66,7 +66,8 @@ __device__ __forceinline__ void store_tile(u8* dst, u32 slot) {
   __syncthreads();      // ... and everybody else's
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+// The 1 (CTA per SM) lets ptxas spend registers, so that UNROLL vectors are really in flight at once.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 lsu_chain(u8* dst, const u8* pool, u32 num_tiles, u32 num_steps, u64* result) {
   const u32 slots = smem_addr(smem);
   const u32 indices = slots + 2 * TILE_BYTES;

@@ -9,8 +9,9 @@
 // Barriers   two __syncthreads per tile: the tile is complete; every thread is done with it.
 // Shared     [0, TILE_BYTES) the tile, as it lies in global memory.
 // Compile    nvcc -arch=sm_80 -cubin -I../include -DTILE_BYTES=16384 -DTHREADS=256 -DVECTOR_BYTES=16
-//            -DUNROLL=4 -DREAD_ONLY=0 copy.cu
-// Launch     any grid (CTAs stride over the tiles), THREADS threads, TILE_BYTES of dynamic shared memory.
+//            -DUNROLL=4 -DREAD_ONLY=0 -DCTAS_PER_SM=4 copy.cu
+// Launch     any grid (CTAs stride over the tiles; CTAS_PER_SM x SMs fill the GPU), THREADS threads,
+//            TILE_BYTES of dynamic shared memory.
 #include "ptx.cuh"
 
 template <u32 BYTES> struct VectorOf;
@@ -77,7 +78,10 @@ __device__ __forceinline__ void store_tile(u8* dst, u32 tile, u32 num_vectors) {
   for (u32 i = batched + threadIdx.x; i < num_vectors; i += THREADS) store_vectors<1>(dst, tile, i);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) lsu_copy(u8* dst, const u8* src, u64 num_bytes) {
+// CTAS_PER_SM tells ptxas how many registers it may spend. Else it saves them, for CTAs that nobody asked for,
+// by storing the first vectors before it loads the last.
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
+lsu_copy(u8* dst, const u8* src, u64 num_bytes) {
   const u32 tile_smem = smem_addr(smem);
   const u64 num_tiles = (num_bytes + TILE_BYTES - 1) / TILE_BYTES;
 

@@ -84,6 +84,7 @@ class LsuCopyConfig:
                 "VECTOR_BYTES": self.vector_bytes,
                 "UNROLL": self.unroll,
                 "READ_ONLY": self.read_only,
+                "CTAS_PER_SM": self.ctas_per_sm,
             },
         )
 

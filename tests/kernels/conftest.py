@@ -1,0 +1,35 @@
+"""``device``: every test that takes it runs on each device: those named with --device or SMFREE_DEVICE, else
+the emulated A100 and H100, and the real GPU 0 where there is one. The bodies cannot tell the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from smfree.cuda import Device
+from smfree.cuda.choose import real_devices
+from smfree.measure.options import device_specs
+
+EMULATED = ["emu:a100", "emu:h100"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" in metafunc.fixturenames and "device" not in _parametrized(metafunc):
+        specs = device_specs(metafunc.config)
+        if specs == ["auto"]:
+            specs = EMULATED + (["cuda:0"] if real_devices()[1] else [])
+        metafunc.parametrize("device", specs, indirect=True)
+
+
+def _parametrized(metafunc: pytest.Metafunc) -> set[str]:
+    return {
+        name for mark in metafunc.definition.iter_markers("parametrize") for name in mark.args[0].split(",")
+    }
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """An open device, closed after the test, so that a failing kernel spoils no other test."""
+    with Device.open(request.param) as opened:
+        yield opened
