@@ -57,18 +57,20 @@ class InFlight:
     """All claims on one global memory, with an envelope that rejects most accesses in O(1)."""
 
     def __init__(self) -> None:
-        self._claims: list[Claim] = []
+        self._claims: dict[int, Claim] = {}
+        self._stale = False
         self._envelope()
 
     def _envelope(self) -> None:
-        writes = [c for c in self._claims if c.writes]
+        writes = [c for c in self._claims.values() if c.writes]
         self.write_lo = min((c.lo for c in writes), default=_FAR)
         self.write_hi = max((c.hi for c in writes), default=-_FAR)
-        self.lo = min((c.lo for c in self._claims), default=_FAR)
-        self.hi = max((c.hi for c in self._claims), default=-_FAR)
+        self.lo = min((c.lo for c in self._claims.values()), default=_FAR)
+        self.hi = max((c.hi for c in self._claims.values()), default=-_FAR)
+        self._stale = False
 
     def add(self, claim: Claim) -> None:
-        self._claims.append(claim)
+        self._claims[id(claim)] = claim
         if claim.writes:
             self.write_lo = min(self.write_lo, claim.lo)
             self.write_hi = max(self.write_hi, claim.hi)
@@ -76,18 +78,29 @@ class InFlight:
         self.hi = max(self.hi, claim.hi)
 
     def remove(self, claim: Claim) -> None:
-        self._claims.remove(claim)
-        self._envelope()
+        del self._claims[id(claim)]
+        self._stale = True  # the envelope may be too wide until an access falls into it
+        if not self._claims:
+            self._envelope()
 
     def __len__(self) -> int:
         return len(self._claims)
 
+    def _near(self, lo: int, hi: int, write: bool) -> bool:
+        if write:
+            return lo < self.hi and hi > self.lo
+        return lo < self.write_hi and hi > self.write_lo
+
     def check(self, addr: np.ndarray, nbytes: int, *, write: bool, what: str) -> None:
         """Fault when a plain access (``what``) meets bytes of a copy in flight: both sides named."""
         lo, hi = int(addr.min()), int(addr.max()) + nbytes
-        if not write and (hi <= self.write_lo or lo >= self.write_hi):
+        if not self._near(lo, hi, write):
             return
-        for claim in self._claims:
+        if self._stale:
+            self._envelope()
+            if not self._near(lo, hi, write):
+                return
+        for claim in self._claims.values():
             if (not write and not claim.writes) or hi <= claim.lo or lo >= claim.hi:
                 continue
             found = claim.hit(addr, nbytes)

@@ -138,6 +138,7 @@ class BulkMover(Mover):
         self.dst, self.src, self.sizes, self.loads = dst, src, sizes, loads
         same = len(sizes) > 1 and bool((sizes == sizes[0]).all())
         self._even = same and int(sizes[0]) > 0
+        self._snapshot: np.ndarray | None = None
 
     def source_addresses(self) -> np.ndarray:
         return self.src
@@ -151,24 +152,49 @@ class BulkMover(Mover):
                 if missing:
                     report(_unwritten("cp.async.bulk", size, start, missing, i))
 
-    def _move(self, which: np.ndarray) -> None:
-        if not self._even or len(which) == 1:
-            super()._move(which)
+    def read(self, which: np.ndarray) -> None:
+        if not self._even:
+            super().read(which)
             return
-        size = int(self.sizes[0])
-        here, there = (self.shared, self.memory) if self.loads else (self.memory, self.shared)
-        source = self.src[which] - (self.memory.base if self.loads else 0)
-        target = self.dst[which] - (0 if self.loads else self.memory.base)
-        near, far = blocks(here.data, target, size), blocks(there.data, source, size)
-        if len(near) == len(far):
-            for to, block in zip(near, far, strict=True):
-                to[...] = block
-        elif len(near) == 1:
-            for row, block in enumerate(far):
-                near[0][row] = block
+        if self._snapshot is None:
+            self._snapshot = np.empty((len(self.src), int(self.sizes[0])), np.uint8)
+        self._snapshot[which] = self._rows(which)
+
+    def write(self, which: np.ndarray, fresh: np.ndarray) -> None:
+        if self._snapshot is None:
+            super().write(which, fresh)
+            return
+        if fresh.any():
+            self._move(which[fresh])
+        if not fresh.all():
+            held = which[~fresh]
+            self._place(held, self._snapshot if len(held) == len(self._snapshot) else self._snapshot[held])
+
+    def _move(self, which: np.ndarray) -> None:
+        if self._even:
+            self._place(which, self._rows(which))
         else:
-            for row, to in enumerate(near):
-                to[...] = far[0][row]
+            super()._move(which)
+
+    def _rows(self, which: np.ndarray) -> np.ndarray | list[np.ndarray]:
+        """Source bytes, one row per element."""
+        size = int(self.sizes[0])
+        if self.loads:
+            rows = blocks(self.memory.data, self.src[which] - self.memory.base, size)
+        else:
+            rows = blocks(self.shared.data, self.src[which], size)
+        return rows[0] if len(rows) < len(which) else rows
+
+    def _place(self, which: np.ndarray, rows: np.ndarray | list[np.ndarray]) -> None:
+        size = int(self.sizes[0])
+        target = self.dst[which] - (0 if self.loads else self.memory.base)
+        space = self.shared.data if self.loads else self.memory.data
+        places = blocks(space, target, size)
+        if len(places) < len(which):
+            places[0][...] = rows
+        else:
+            for place, row in zip(places, rows, strict=True):
+                place[...] = row
         if not self.loads:
             self._mark_global(target, size)
 
