@@ -1,0 +1,159 @@
+"""Run everything on one GPU machine in under ten minutes and keep it all in one folder.
+
+    python scripts/gpu_run.py --out gpu-results                      # on a machine with a GPU
+    python scripts/gpu_run.py --out try --device emu:h100 --quick    # the same stages here, emulated
+
+Needs the checkout (nothing is installed) and torch, triton 3.6, cuda-bindings 13, numpy, pytest,
+pytest-benchmark,
+tabulate. Each stage is a process of its own with a time limit and a log; a failed stage does not stop the
+next ones.
+The folder then holds: environment.txt, *.log, latency.json, throughput.json, sass/*.sass, counters.json,
+counters.txt,
+summary.json and summary.txt. The exit code is the number of failed stages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+HELPER = str(Path(__file__).with_name("gpu_stages.py"))
+TOTAL_S = 590.0
+GRACE_S = 15.0
+MIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command with the seconds it may take."""
+
+    name: str
+    command: tuple[str, ...]
+    limit_s: float
+
+
+@dataclass
+class Outcome:
+    """How a stage ended: "ok", "failed (rc N)", "over its limit of N s" or "no time left"."""
+
+    name: str
+    result: str
+    seconds: float
+    log: str
+
+    @property
+    def ok(self) -> bool:
+        return self.result == "ok"
+
+
+def stages(device: str, out: Path, *, quick: bool) -> list[Stage]:
+    """The stages in order. ``quick`` takes the quick axes and fewer tests, for a run without a GPU."""
+    python = sys.executable
+    pytest = (python, "-m", "pytest", "--device", device, "-p", "no:cacheprovider", "-q")
+    axes = ("--axes", "quick" if quick else "full")
+    rounds = () if device.startswith("emu:") else ("--rounds", "10")
+    helper = (python, HELPER)
+    place = ("--device", device, "--out", str(out))
+    tests = ("tests/kernels", "tests/cuda") if not quick else ("tests/measure",)
+    return [
+        Stage("environment", (*helper, "environment", *place), 30),
+        Stage("compile", (*helper, "compile", *place, *axes), 90),
+        Stage("sass", (*helper, "sass", *place), 60),
+        Stage("tests", (*pytest, *tests), 120),
+        Stage("latency", (*pytest, *axes, *rounds, *_bench(out, "latency")), 200),
+        Stage("throughput", (*pytest, *axes, *rounds, *_bench(out, "throughput")), 200),
+        Stage("counters", (*helper, "counters", *place), 90),
+    ]
+
+
+def _bench(out: Path, name: str) -> tuple[str, ...]:
+    files = {
+        "latency": ("bench/bench_latency.py", "bench/bench_sensitivity.py"),
+        "throughput": ("bench/bench_throughput.py",),
+    }
+    return (*files[name], f"--benchmark-json={out / name}.json")
+
+
+def run_stage(stage: Stage, out: Path, left_s: float) -> Outcome:
+    """Run one stage in its own process group. Interrupted first, so that pytest still writes what it has."""
+    log = out / f"{stage.name}.log"
+    limit = min(stage.limit_s, left_s)
+    if limit < MIN_S:
+        return Outcome(stage.name, "no time left", 0.0, "")
+    start = time.monotonic()
+    with log.open("w") as stream:
+        stream.write(" ".join(stage.command) + "\n\n")
+        stream.flush()
+        process = subprocess.Popen(
+            stage.command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(limit)
+            result = "ok" if code == 0 else f"failed (rc {code})"
+        except subprocess.TimeoutExpired:
+            result = f"over its limit of {limit:.0f} s"
+            _stop(process)
+    return Outcome(stage.name, result, time.monotonic() - start, log.name)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    for sign, wait_s in ((signal.SIGINT, GRACE_S), (signal.SIGKILL, 5.0)):
+        try:
+            os.killpg(process.pid, sign)
+            process.wait(wait_s)
+            return
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def summary_text(device: str, outcomes: Sequence[Outcome], out: Path) -> str:
+    """One line per stage and the files there are."""
+    width = max(len(outcome.name) for outcome in outcomes)
+    lines = [f"device {device}, {sum(outcome.seconds for outcome in outcomes):.0f} s"]
+    lines += [f"{o.name:{width}}  {o.seconds:6.1f} s  {o.result}  {o.log}" for o in outcomes]
+    files = sorted(path for path in out.rglob("*") if path.is_file())
+    lines += ["", f"{len(files)} files in {out}:"]
+    lines += [f"  {path.relative_to(out)}  {path.stat().st_size} bytes" for path in files[:60]]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder for everything")
+    parser.add_argument("--device", default="cuda:0", help="cuda:N, or emu:PROFILE to try the script")
+    parser.add_argument("--quick", action="store_true", help="quick axes, few tests")
+    parser.add_argument("--only", default="", help="comma list of stages")
+    given = parser.parse_args(arguments)
+    out: Path = given.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    outcomes: list[Outcome] = []
+    wanted = set(filter(None, given.only.split(",")))
+    for stage in stages(given.device, out, quick=given.quick):
+        if wanted and stage.name not in wanted:
+            continue
+        print(f"{stage.name}: at most {stage.limit_s:.0f} s ...", flush=True)
+        outcomes.append(run_stage(stage, out, TOTAL_S - GRACE_S - (time.monotonic() - start)))
+        print(f"{stage.name}: {outcomes[-1].result} after {outcomes[-1].seconds:.1f} s", flush=True)
+    (out / "summary.json").write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=2) + "\n")
+    text = summary_text(given.device, outcomes, out)
+    (out / "summary.txt").write_text(text + "\n")
+    print(text)
+    return sum(not outcome.ok for outcome in outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""The script for a GPU machine: time limits, going on after a failure, reading Nsight Compute's tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import gpu_run, gpu_stages
+
+NCU_TABLE = """==PROF== Connected to process 7
+COPY lsu
+COPY tma.bulk
+"ID","Kernel Name","l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum","smsp__sass_inst_executed_op_tma_ld.sum"
+"","","",""
+"0","lsu_copy","8,192","0"
+"1","tma_bulk_copy","0","1,024"
+"""
+
+
+def stage(name: str, code: str, limit_s: float = 30.0) -> gpu_run.Stage:
+    return gpu_run.Stage(name, (sys.executable, "-c", code), limit_s)
+
+
+def test_a_good_and_a_bad_stage_say_so_and_keep_their_logs(tmp_path: Path) -> None:
+    good = gpu_run.run_stage(stage("good", "print('hello')"), tmp_path, 60)
+    bad = gpu_run.run_stage(stage("bad", "raise SystemExit(3)"), tmp_path, 60)
+    assert (good.result, bad.result) == ("ok", "failed (rc 3)")
+    assert (tmp_path / "good.log").read_text().endswith("hello\n")
+    text = gpu_run.summary_text("emu:h100", [good, bad], tmp_path)
+    assert "failed (rc 3)" in text
+    assert "good.log" in text
+
+
+def test_a_stage_over_its_limit_is_interrupted_first(tmp_path: Path) -> None:
+    code = (
+        "import time\n"
+        "try:\n    print('start', flush=True); time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('wrote what there was')\n"
+    )
+    outcome = gpu_run.run_stage(stage("slow", code, 2.0), tmp_path, 60)
+    assert outcome.result == "over its limit of 2 s"
+    assert outcome.seconds < 20
+    assert "wrote what there was" in (tmp_path / "slow.log").read_text()
+
+
+def test_no_stage_starts_without_time_left(tmp_path: Path) -> None:
+    assert gpu_run.run_stage(stage("late", "print(1)"), tmp_path, 1.0).result == "no time left"
+
+
+def test_all_limits_together_are_known_and_tests_and_benchmarks_have_room() -> None:
+    found = {item.name: item for item in gpu_run.stages("cuda:0", Path("x"), quick=False)}
+    assert list(found) == ["environment", "compile", "sass", "tests", "latency", "throughput", "counters"]
+    assert "--benchmark-json=x/latency.json" in found["latency"].command
+    assert gpu_run.TOTAL_S < 600
+
+
+def test_a_run_writes_its_summary_and_counts_failures(tmp_path: Path) -> None:
+    assert (
+        gpu_run.main(["--out", str(tmp_path), "--device", "emu:h100", "--quick", "--only", "environment"])
+        == 0
+    )
+    assert json.loads((tmp_path / "summary.json").read_text())[0]["result"] == "ok"
+    assert "driver_cuda" in (tmp_path / "environment.txt").read_text()
+
+
+def test_a_device_that_is_not_there_fails_that_stage_only(tmp_path: Path) -> None:
+    assert (
+        gpu_run.main(["--out", str(tmp_path), "--device", "emu:none", "--quick", "--only", "environment"])
+        == 1
+    )
+    assert "unknown device" in (tmp_path / "environment.log").read_text()
+
+
+def test_ncu_table_is_read_past_its_chatter_and_units() -> None:
+    rows = gpu_stages._table(NCU_TABLE)
+    assert [row["Kernel Name"] for row in rows] == ["lsu_copy", "tma_bulk_copy"]
+    assert gpu_stages._number(rows[0]["l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum"]) == 8192.0
+
+
+@pytest.mark.parametrize(("real", "verdict", "wrong"), [(8192.0, "equal", 0), (4096.0, "DIFFERS", 1)])
+def test_exact_counters_must_be_equal(real: float, verdict: str, wrong: int) -> None:
+    emulated = {row.counter: 8192 for row in gpu_stages.COMPARED}
+    metric = "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum"
+    lines, found = gpu_stages.compare({"lsu": emulated}, {"lsu": {metric: real}})
+    assert found == wrong
+    assert lines[0].endswith(verdict)
+    assert lines[1].endswith("not measured")
+
+
+def test_near_counters_give_a_ratio_and_never_fail() -> None:
+    emulated = {row.counter: 100 for row in gpu_stages.COMPARED}
+    lines, wrong = gpu_stages.compare({"lsu": emulated}, {"lsu": {"dram__bytes_read.sum": 200.0}})
+    assert wrong == 0
+    assert any(line.endswith("0.50 of measured") for line in lines)
+
+
+def test_every_compared_metric_is_in_the_counting_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "counting.md").read_text()
+    for row in gpu_stages.COMPARED:
+        for metric in row.metrics:
+            assert metric in page, metric
