@@ -335,6 +335,7 @@ class Launch:
         self.free_slots = [s for s in self.free_slots if s not in taken]
         self.memory.shared.reset(slots)
         self.sync.mbarriers.reset(slots)
+        self.sync.reset(slots)
         self.cta[slots] = self.next_cta + np.arange(len(slots))
         self.next_cta += len(slots)
         self.live[slots] = self.geometry.threads
@@ -398,11 +399,15 @@ class Launch:
 
     def live_mask(self, warps: Any) -> Any:
         """Bit mask of the lanes of each warp that have not exited."""
+        return (self.live_lanes(warps).astype(np.int64) << np.arange(WARP_SIZE)).sum(axis=1)
+
+    def live_lanes(self, warps: Any) -> Any:
+        """bool[n, 32]: which lanes of each warp have not exited."""
         wpc, threads = self.geometry.warps_per_cta, self.geometry.threads
         lane = np.arange(WARP_SIZE)
         tid = (warps % wpc)[:, None] * WARP_SIZE + lane
         ids = (warps // wpc)[:, None] * threads + np.minimum(tid, threads - 1)
-        return ((self.alive[ids] & (tid < threads)) << lane).sum(axis=1)
+        return self.alive[ids] & (tid < threads)
 
     def name_lane(self, lane: int) -> str:
         """ "CTA 3 thread 17" """

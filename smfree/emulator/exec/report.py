@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.errors import Deadlock
-from smfree.emulator.exec.lanes import Group
-from smfree.emulator.exec.sync_unit import BarrierWait, MBarrierWait, WarpWait
+from smfree.emulator.exec.lanes import WARP_SIZE, Group
+from smfree.emulator.exec.sync_unit import MBarrierWait, WarpWait
 from smfree.emulator.ptx.ast import Instr
 
 if TYPE_CHECKING:
@@ -62,17 +62,22 @@ def _ranges(values: Any) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
-def waiting_threads(launch: Launch, g: Group, chosen: Any = None) -> list[str]:
-    """One phrase per CTA: which of its threads wait, and where in the source."""
-    lanes = g.lanes
-    slot, tid = (lanes.slot, lanes.tid) if chosen is None else (lanes.slot[chosen], lanes.tid[chosen])
+def waiting_threads(launch: Launch, parts: list[tuple[Group, Any]]) -> list[str]:
+    """One phrase per CTA and place: which threads wait, and where in the source.
+
+    ``parts`` are groups, each with the positions of the lanes meant (None: all of them).
+    """
+    found: dict[tuple[int, int], list[Any]] = {}
+    for g, chosen in parts:
+        lanes = g.lanes
+        slot, tid = (lanes.slot, lanes.tid) if chosen is None else (lanes.slot[chosen], lanes.tid[chosen])
+        for s in np.unique(slot).tolist():
+            found.setdefault((int(launch.cta[s]), g.pc), []).append(tid[slot == s])
     out = []
-    for s in np.unique(slot):
-        mine = tid[slot == s]
+    for (cta, pc), tids in sorted(found.items(), key=lambda item: item[0]):
+        mine = np.concatenate(tids)
         threads = "thread" if len(mine) == 1 else "threads"
-        out.append(
-            f"CTA {xyz(int(launch.cta[s]), launch.grid)} {threads} {_ranges(mine)} at {launch.line_of(g.pc)}"
-        )
+        out.append(f"CTA {xyz(cta, launch.grid)} {threads} {_ranges(mine)} at {launch.line_of(pc)}")
     return out
 
 
@@ -82,10 +87,9 @@ def deadlock(launch: Launch) -> Deadlock:
     lines += _mbarrier_lines(launch)
     lines += _barrier_lines(launch)
     lines += _warp_lines(launch)
-    for _, g in launch.stalls.spinning:
-        lines.append(
-            "spinning on memory that nobody will change: " + "; ".join(_few(waiting_threads(launch, g)))
-        )
+    spinning = waiting_threads(launch, [(g, None) for _, g in launch.stalls.spinning])
+    if spinning:
+        lines.append("spinning on memory that nobody will change: " + "; ".join(_few(spinning)))
     if launch.next_cta < launch.num_ctas:
         first, last = launch.next_cta, launch.num_ctas - 1
         lines.append(
@@ -99,17 +103,18 @@ def deadlock(launch: Launch) -> Deadlock:
 
 
 def _mbarrier_lines(launch: Launch) -> list[str]:
-    waits: dict[int, list[str]] = {}
+    waits: dict[int, list[tuple[Group, Any]]] = {}
     parities: dict[int, str] = {}
     for g in launch.sync.sleepers:
         wait: MBarrierWait = g.wait
         for key in np.unique(wait.keys):
             chosen = np.flatnonzero(wait.keys == key)
-            waits.setdefault(int(key), []).extend(waiting_threads(launch, g, chosen))
+            waits.setdefault(int(key), []).append((g, chosen))
             if wait.by_parity:
                 parities[int(key)] = f" (parity {int(wait.token[chosen[0]])})"
     lines = [
-        _mbarrier_line(launch, key, threads, parities.get(key, "")) for key, threads in sorted(waits.items())
+        _mbarrier_line(launch, key, waiting_threads(launch, parts), parities.get(key, ""))
+        for key, parts in sorted(waits.items())
     ]
     return [*lines[:_MANY], f"... and {len(lines) - _MANY} more barriers"] if len(lines) > _MANY else lines
 
@@ -137,39 +142,55 @@ def _mbarrier_line(launch: Launch, key: int, threads: list[str], parity: str) ->
 
 
 def _barrier_lines(launch: Launch) -> list[str]:
-    lines = []
+    waiting: dict[tuple[int, int], list[Group]] = {}
     for number, b in launch.sync.barriers.items():
         for g in b.parked:
-            assert isinstance(g.wait, BarrierWait)
-            for slot in g.lanes.slots[:_MANY]:
-                arrived = int(b.arrived[slot])
-                expected = int(b.expected[slot]) or int(launch.live[slot])
-                lines.append(
-                    f"barrier {number} of CTA {xyz(int(launch.cta[slot]), launch.grid)}: "
-                    f"{expected - arrived} of {expected} "
-                    "threads missing; waiting: "
-                    + "; ".join(_few(waiting_threads(launch, g, g.lanes.slot == slot)))
-                )
+            for slot in g.lanes.slots.tolist():
+                waiting.setdefault((number, slot), []).append(g)
+    lines = [_barrier_line(launch, *place, groups) for place, groups in sorted(waiting.items())[:_MANY]]
+    if len(waiting) > _MANY:
+        lines.append(f"... and {len(waiting) - _MANY} more barriers")
     return lines
+
+
+def _barrier_line(launch: Launch, number: int, slot: int, groups: list[Group]) -> str:
+    b = launch.sync.barriers[number]
+    count = int(b.expected[slot])
+    if count:
+        missing = f"{count - int(b.warps_in[slot]) * WARP_SIZE} of {count} threads missing"
+    else:
+        alive = np.flatnonzero(launch.alive.reshape(launch.geometry.slots, -1)[slot])
+        here = np.concatenate([g.lanes.tid[g.lanes.slot == slot] for g in groups])
+        absent = np.setdiff1d(alive, here)
+        missing = f"{len(absent)} of {len(alive)} threads missing ({_ranges(absent)})"
+    phrases = waiting_threads(launch, [(g, g.lanes.slot == slot) for g in groups])
+    return (
+        f"barrier {number} of CTA {xyz(int(launch.cta[slot]), launch.grid)}: {missing}; waiting: "
+        + "; ".join(_few(phrases))
+    )
 
 
 def _warp_lines(launch: Launch) -> list[str]:
+    parked = launch.sync.warp_parked
     lines = []
-    for g in launch.sync.warp_parked:
+    for g in parked:
         wait: WarpWait = g.wait
         members = np.broadcast_to(np.asarray(g.regs[wait.mask], np.int64), (g.lanes.n,))
         for warp, start in zip(g.lanes.warps[:_MANY], g.lanes.warp_starts, strict=False):
-            here = g.lanes.laneid[g.lanes.warp == warp]
-            absent = [i for i in range(32) if int(members[start]) >> i & 1 and i not in here]
+            mates = [p for p in parked if p is g or (wait.anywhere and p.wait.anywhere)]
+            here = np.concatenate([p.lanes.laneid[p.lanes.warp == warp] for p in mates])
             live = int(launch.live_mask(np.array([warp]))[0])
-            missing = [i for i in absent if live >> i & 1]
+            missing = [i for i in range(32) if int(members[start]) & live & ~_bits(here) & 1 << i]
             lines.append(
                 f"a warp-wide instruction with member mask 0x{int(members[start]):08x} waits for lanes "
-                f"{_ranges(missing)} of "
-                f"warp {int(warp) % launch.geometry.warps_per_cta}; waiting: "
-                + "; ".join(_few(waiting_threads(launch, g, g.lanes.warp == warp)))
+                f"{_ranges(missing)} of warp {int(warp) % launch.geometry.warps_per_cta}; waiting: "
+                + "; ".join(_few(waiting_threads(launch, [(g, g.lanes.warp == warp)])))
             )
     return lines
+
+
+def _bits(lanes: Any) -> int:
+    return sum(1 << int(i) for i in lanes)
 
 
 def _few(phrases: list[str]) -> list[str]:

@@ -62,7 +62,7 @@ def barrier(dec: Decoder, ins: ast.Instr) -> Visible:
     if "warp" in ins.modifiers:
         dec.only("warp", "sync")
         mask = dec.src(ins.operands[0], "b32")
-        return lambda g: bool(launch.sync.gather_warp(g, mask, _nothing))
+        return lambda g: bool(launch.sync.gather_warp(g, mask, _nothing, anywhere=True))
     dec.only("cta", "sync", "arrive", "aligned")
     aligned = ins.opcode == "bar" or "aligned" in ins.modifiers
     arrive = "arrive" in ins.modifiers

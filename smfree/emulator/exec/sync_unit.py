@@ -49,14 +49,17 @@ class WarpWait:
 
     mask: int
     act: Callable[[Group], None]
+    anywhere: bool = False
 
 
 @dataclass
 class _Barrier:
     """One barrier number over all slots: arrivals of the current generation, and what each warp arrived
-    with."""
+    with. A warp has arrived when all of its threads that have not exited have, and counts as 32 threads."""
 
-    arrived: Any
+    arrived: Any  # threads
+    warps_in: Any  # whole warps; what a thread count is held against
+    partial: Any  # threads per warp that wait for the rest of theirs
     expected: Any  # 0 = all threads of the CTA
     pc_of_warp: Any
     parked: list[Group] = field(default_factory=list)
@@ -94,14 +97,16 @@ class SyncUnit:
             launch.did_something()
             return True
         self._check_one_instruction(b, g, number, aligned=aligned)
+        if arrive_only and expected is None:
+            raise BarrierFault("bar.arrive needs a thread count", rule="bar.count", index=0)
+        self._check_one_count(b, g, number, expected or 0)
         b.arrived[lanes.slots] += lanes.slot_counts
+        b.partial[lanes.warps] += lanes.warp_counts
         b.expected[lanes.slots] = expected or 0
         b.pc_of_warp[lanes.warps] = g.pc
         if not arrive_only:
             g.wait = BarrierWait(number)
             b.parked.append(g)
-        elif expected is None:
-            raise BarrierFault("bar.arrive needs a thread count", rule="bar.count", index=0)
         self._release(number, b, lanes.slots)
         return arrive_only
 
@@ -113,15 +118,39 @@ class SyncUnit:
     def _barrier(self, number: int) -> _Barrier:
         if number not in self.barriers:
             geometry = self.launch.geometry
-            self.barriers[number] = _Barrier(
-                np.zeros(geometry.slots, np.int64), np.zeros(geometry.slots, np.int64),
-                np.full(geometry.num_warps, -1, np.int64),
-            )  # fmt: skip
+            arrived, warps_in, expected = (np.zeros(geometry.slots, np.int64) for _ in range(3))
+            partial, pc_of_warp = np.zeros(geometry.num_warps, np.int64), np.full(geometry.num_warps, -1)
+            self.barriers[number] = _Barrier(arrived, warps_in, partial, expected, pc_of_warp)
         return self.barriers[number]
+
+    def reset(self, slots: Any) -> None:
+        """New CTAs move into these slots."""
+        for b in self.barriers.values():
+            self._clear(b, slots)
+
+    def _clear(self, b: _Barrier, slots: Any) -> None:
+        wpc = self.launch.geometry.warps_per_cta
+        warps = (slots[:, None] * wpc + np.arange(wpc)).ravel()
+        b.arrived[slots] = b.warps_in[slots] = 0
+        b.partial[warps] = 0
+        b.pc_of_warp[warps] = -1
+
+    def _check_one_count(self, b: _Barrier, g: Group, number: int, expected: int) -> None:
+        slots = g.lanes.slots
+        other = np.flatnonzero((b.arrived[slots] > 0) & (b.expected[slots] != expected))
+        if len(other):
+            i = int(other[0])
+            before = int(b.expected[slots[i]])
+            raise BarrierFault(
+                f"barrier {number} was joined for {before or 'all'} threads before, now for {expected or 'all'}; "
+                "the counts of all bar.sync and bar.arrive on one barrier must agree",
+                rule="bar.count",
+                index=int(np.searchsorted(g.lanes.slot, slots[i])),
+            )
 
     def _check_one_instruction(self, b: _Barrier, g: Group, number: int, *, aligned: bool) -> None:
         before = b.pc_of_warp[g.lanes.warps]
-        other = (before >= 0) & (before != g.pc)
+        other = (before >= 0) & (before != g.pc) & (b.partial[g.lanes.warps] > 0)
         if aligned and other.any():
             w = int(np.flatnonzero(other)[0])
             there, here = self.launch.line_of(int(before[w])), self.launch.line_of(g.pc)
@@ -138,15 +167,17 @@ class SyncUnit:
     def _release(self, number: int, b: _Barrier, slots: Any) -> None:
         """Let the CTAs among ``slots`` go whose arrivals are complete."""
         launch = self.launch
-        arrived, expected = b.arrived[slots], b.expected[slots]
+        expected = b.expected[slots]
+        if expected.any():
+            self._count_warps(b, slots)
+        arrived = np.where(expected > 0, b.warps_in[slots] * WARP_SIZE, b.arrived[slots])
         need = np.where(expected > 0, expected, launch.live[slots])
         over = arrived > need
         if over.any():
             i = int(np.flatnonzero(over)[0])
             raise BarrierFault(
                 f"barrier {number} expects {int(need[i])} threads, {int(arrived[i])} arrived; the counts "
-                "of all "
-                "bar.sync and bar.arrive on one barrier must agree",
+                "of all bar.sync and bar.arrive on one barrier must agree",
                 rule="bar.count",
             )
         full = (arrived == need) & (arrived > 0)
@@ -154,9 +185,7 @@ class SyncUnit:
             return
         done = slots[full]
         self._check_same_instruction(number, b, done)
-        b.arrived[done] = 0
-        wpc = launch.geometry.warps_per_cta
-        b.pc_of_warp[(done[:, None] * wpc + np.arange(wpc)).ravel()] = -1
+        self._clear(b, done)
         launch.did_something()
         released: list[Group] = []
         kept: list[Group] = []
@@ -171,6 +200,15 @@ class SyncUnit:
         b.parked = kept
         self._level_times(released, done)
         launch.flow.resume(released)
+
+    def _count_warps(self, b: _Barrier, slots: Any) -> None:
+        """Count the warps of which all living threads are there."""
+        wpc = self.launch.geometry.warps_per_cta
+        warps = slots[:, None] * wpc + np.arange(wpc)
+        living = self.launch.live_lanes(warps.ravel()).sum(axis=1).reshape(warps.shape)
+        whole = (b.partial[warps] > 0) & (b.partial[warps] >= living)
+        b.warps_in[slots] += whole.sum(axis=1)
+        b.partial[warps[whole]] = 0
 
     def _check_same_instruction(self, number: int, b: _Barrier, done: Any) -> None:
         wpc = self.launch.geometry.warps_per_cta
@@ -214,35 +252,57 @@ class SyncUnit:
     def lanes_left(self, slots: Any) -> None:
         """Threads exited: barriers that waited only for them open, warp instructions go on without them."""
         for number, b in list(self.barriers.items()):
-            if b.parked:
-                self._release(number, b, slots[b.arrived[slots] > 0])
+            waited = slots[b.arrived[slots] > 0]
+            if len(waited):
+                self._release(number, b, waited)
         for g in list(self.warp_parked):
-            self.warp_parked.remove(g)
-            self._try_warp(g)
+            if g in self.warp_parked:
+                self.warp_parked.remove(g)
+                self._try_warp(g)
 
     # ---------------------------------------------------------------- warp-wide instructions
 
-    def gather_warp(self, g: Group, mask: int, act: Callable[[Group], None]) -> bool:
-        """Run ``act`` once every live member of the mask is in the group; park the others' warps until
-        then."""
+    def gather_warp(
+        self, g: Group, mask: int, act: Callable[[Group], None], *, anywhere: bool = False
+    ) -> bool:
+        """Run ``act`` once every live member of the mask is in the group; park the lanes until then.
+
+        ``anywhere``: the members may execute different instructions of this kind (bar.warp.sync).
+        """
         value = g.regs[mask]
         if g.lanes.full_warps and type(value) is not np.ndarray and int(value) == 0xFFFFFFFF:
             act(g)
             return True
-        g.wait = WarpWait(mask, act)
+        g.wait = WarpWait(mask, act, anywhere)
         mates = [p for p in self.warp_parked if p.pc == g.pc and np.isin(p.lanes.warps, g.lanes.warps).any()]
         if mates:
             self.warp_parked = [p for p in self.warp_parked if p not in mates]
-            waits = g.wait
-            g = self.launch.flow.merge_parked([g, *mates])
-            g.wait = waits
+            wait = g.wait
+            g = self.launch.current = self.launch.flow.merge_parked([g, *mates])
+            g.wait = wait
         return self._try_warp(g, resume_self=bool(mates))
 
     def _try_warp(self, g: Group, *, resume_self: bool = True) -> bool:
         wait: WarpWait = g.wait
+        complete = self._complete(g, [g])
+        if complete.all():
+            g.wait = None
+            wait.act(g)
+            if resume_self:
+                self.launch.flow.resume([g])
+                return False
+            return True
+        if wait.anywhere:
+            self.warp_parked.append(g)
+            self._meet_anywhere(g)
+            return False
+        self._part_warp(g, complete)
+        return False
+
+    def _complete(self, g: Group, together: list[Group]) -> Any:
+        """bool[n]: are all living members of the lane's mask among the lanes of ``together``?"""
         lanes = g.lanes
-        mask = per_lane(g.regs[wait.mask], g).astype(np.int64)
-        bit = 1 << lanes.laneid
+        mask, bit = self._masks(g)
         outside = np.flatnonzero(mask & bit == 0)
         if len(outside):
             raise BarrierFault(
@@ -251,17 +311,20 @@ class SyncUnit:
                 rule="warp.mask",
                 index=int(outside[0]),
             )
-        present = np.bitwise_or.reduceat(bit, lanes.warp_starts)
-        members = np.bitwise_or.reduceat(mask, lanes.warp_starts)
-        complete = (members & self.launch.live_mask(lanes.warps) & ~present) == 0
-        if complete.all():
-            g.wait = None
-            wait.act(g)
-            if resume_self:
-                self.launch.flow.resume([g])
-                return False
-            return True
-        yes, no = self.launch.flow.part_mask(g, complete[lanes.warp_index])
+        present = np.zeros(self.launch.geometry.num_warps, np.int64)
+        for other in together:
+            np.bitwise_or.at(present, other.lanes.warp, 1 << other.lanes.laneid)
+        alive = self.launch.live_mask(lanes.warps)[lanes.warp_index]
+        return (mask & alive & ~present[lanes.warp]) == 0
+
+    def _masks(self, g: Group) -> tuple[Any, Any]:
+        """Member mask and own bit of each lane."""
+        return per_lane(g.regs[g.wait.mask], g).astype(np.int64), 1 << g.lanes.laneid
+
+    def _part_warp(self, g: Group, complete: Any) -> None:
+        """The complete lanes of a group act and go on, the others stay parked."""
+        wait: WarpWait = g.wait
+        yes, no = self.launch.flow.part_mask(g, complete)
         if no is not None:
             no.wait = wait
             self.warp_parked.append(no)
@@ -269,7 +332,15 @@ class SyncUnit:
             yes.wait = None
             wait.act(yes)
             self.launch.flow.resume([yes])
-        return False
+
+    def _meet_anywhere(self, g: Group) -> None:
+        """bar.warp.sync: its members may stand at different ones."""
+        near = [p for p in self.warp_parked if p.wait.anywhere and np.isin(p.lanes.warps, g.lanes.warps).any()]
+        verdicts = [(p, self._complete(p, near)) for p in near]
+        for p, complete in verdicts:
+            if complete.any():
+                self.warp_parked.remove(p)
+                self._part_warp(p, complete)
 
     # ---------------------------------------------------------------- mbarriers
 
