@@ -133,6 +133,10 @@ class Calls:
         """From now on every call is an error and every clean-up a no-op."""
         self.closed = True
 
+    @property
+    def _restart(self) -> str:
+        return "open the device again" if self.emulated else "start a new process"
+
     def _report(self) -> str:
         return str(self.driver.report() or "") if self.emulated else ""
 
@@ -146,7 +150,7 @@ class Calls:
         if name in _FAULTS:
             remedy = (
                 "a kernel launched earlier failed and its context is unusable; "
-                f"{api}'s own arguments were not refused. Start a new process"
+                f"{api}'s own arguments were not refused. {self._restart.capitalize()}"
             )
             if not self.emulated:
                 remedy += "; compute-sanitizer, or the same run with --device emu:h100, names the access"
@@ -165,7 +169,7 @@ class Calls:
             api,
             first.code,
             first.code_name,
-            remedy="start a new process",
+            remedy=self._restart,
             prefix=f"{api} was not called: the context of {self.spec} had already failed. First "
             f"failure: {first.api}; ",
         )

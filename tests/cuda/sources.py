@@ -55,6 +55,29 @@ extern "C" __global__ void local(float* p, int n) {
   p[n] = a[n & 63];
 }
 """
+TENSOR_LOAD = """
+struct alignas(64) Map { unsigned long long opaque[16]; };
+extern "C" __global__ void load_box(QUALIFIER Map map, unsigned* out) {
+  extern __shared__ __align__(128) unsigned char smem[];
+  __shared__ __align__(8) unsigned long long full;
+  const unsigned bar = (unsigned)__cvta_generic_to_shared(&full);
+  const unsigned dst = (unsigned)__cvta_generic_to_shared(smem);
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(bar) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 1024;" ::"r"(bar) : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %2}], [%3];"
+        ::"r"(dst), "l"(&map), "r"(0), "r"(bar) : "memory");
+  }
+  __syncthreads();
+  unsigned done = 0;
+  while (!done)
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;"
+                 " selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(bar) : "memory");
+  for (unsigned i = threadIdx.x; i < 256; i += blockDim.x) out[i] = ((unsigned*)smem)[i];
+}
+"""
 
 
 def source(text: str, **defines: object) -> CudaSource:

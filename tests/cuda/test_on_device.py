@@ -20,7 +20,7 @@ from smfree.cuda import (
     TritonSource,
 )
 from tests.cuda import triton_kernels as kernels
-from tests.cuda.sources import ABI, COPY, DYNAMIC, FACTS, source
+from tests.cuda.sources import ABI, COPY, DYNAMIC, FACTS, TENSOR_LOAD, source
 from tests.cuda.test_triton import descriptor_source, pointer_source
 
 RNG = np.random.default_rng(7)
@@ -151,6 +151,25 @@ def test_fault_of_one_device_leaves_another_alone(h100: Device) -> None:
         kernel.launch(1, 64, [device.empty(64, np.uint32), device.asarray(_words(32)), np.uint32(64)])
         device.synchronize()
     assert np.array_equal(h100.asarray(np.arange(4)).numpy(), np.arange(4))
+
+
+def _load_box(device: Device, qualifier: str) -> np.ndarray:
+    data = device.asarray(np.arange(64 * 64, dtype=np.uint32).reshape(64, 64))
+    out = device.empty((16, 16), np.uint32)
+    kernel = device.compile(source(TENSOR_LOAD, QUALIFIER=qualifier)).kernel()
+    kernel.launch(1, 32, [device.tensor_map(data, (16, 16)), out], shared_bytes=1024)
+    return out.numpy()
+
+
+def test_map_copied_to_local_memory_is_reported_with_the_remedy(h100: Device) -> None:
+    """E14: without __grid_constant__ the compiler copies the map to local memory, where the TMA cannot see
+    it."""
+    expected = np.arange(64 * 64, dtype=np.uint32).reshape(64, 64)[:16, :16]
+    assert np.array_equal(_load_box(h100, "const __grid_constant__"), expected)
+    with pytest.raises(KernelFaultError) as caught:
+        _load_box(h100, "")
+    text = str(caught.value)
+    assert "tensor map lies in local memory" in text and "__grid_constant__" in text and "load_box" in text
 
 
 def test_tensor_maps_need_tma() -> None:
