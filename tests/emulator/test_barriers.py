@@ -175,6 +175,15 @@ def test_bytes_landing_for_two_phases_in_one_call(rig: Rig, one: MBarriers) -> N
     assert rig.done(1)
 
 
+def test_more_bytes_than_announced_do_not_complete_the_phase(rig: Rig) -> None:
+    both = keys(8, 9)
+    rig.barriers.init(both, 1, at(0, 0))
+    rig.barriers.arrive(both, 1, at(0, 0), expect_tx=64)
+    rig.barriers.complete_tx(both, np.array([64, 128]), at(1, 1))
+    assert rig.barriers.phase(both).tolist() == [1, 0]
+    assert "64 bytes landed that nobody announced" in str(rig.barriers.describe(9))
+
+
 def test_range_of_the_transaction_count(rig: Rig, one: MBarriers) -> None:
     with pytest.raises(BarrierFault, match=r"expect_tx bytes must be 0..1048575 \(got 1048576\)"):
         one.expect_tx(ONE, MAX_COUNT + 1, at(0))

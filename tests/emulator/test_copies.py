@@ -245,6 +245,16 @@ def test_writing_the_global_source_of_a_load_in_flight(rig: Rig) -> None:
     rig.memory.store(ints(rig.src), np.zeros(1, np.uint32))
 
 
+def test_one_of_two_loads_completes_and_the_other_still_reads(rig: Rig) -> None:
+    near, far = rig.load(), rig.load(dst=8192, src=32768)
+    near.perform(ONE)
+    rig.memory.store(ints(rig.src), np.zeros(1, np.uint32))
+    with pytest.raises(CopyFault, match="still reads"):
+        rig.memory.store(ints(rig.src + 32768), np.zeros(1, np.uint32))
+    far.perform(ONE)
+    rig.memory.store(ints(rig.src + 32768), np.zeros(1, np.uint32))
+
+
 def test_a_cta_exits_while_a_bulk_store_reads_its_memory(rig: Rig) -> None:
     rig.fill(TILE, 1024)
     store = rig.store()
@@ -619,6 +629,14 @@ def test_a_store_tail_inside_a_16_byte_unit(rig: Rig, width: int, spilled: int) 
     assert [f.rule for f in rig.findings] == (["tensor.store_tail"] if spilled else [])
     rows = rig.memory.read(rig.dst, 1024).reshape(2, 512)
     assert (rows[:, : width * 4 + spilled] == 3).all() and (rows[:, width * 4 + spilled :] == 0xEE).all()
+
+
+def test_a_store_tail_at_the_end_of_an_allocation_stays_inside(rig: Rig) -> None:
+    last = rig.memory.alloc(88)
+    rig.fill(TILE, 128, 3)
+    store_box(rig, encode("FLOAT32", last, [22], [], [32]), 0).perform(ONE)
+    assert (rig.memory.read(last, 88) == 3).all()
+    assert (rig.memory.span(last + 88, 40)[0] == 0).all()
 
 
 def test_a_tensor_that_reaches_past_its_allocation(rig: Rig) -> None:

@@ -161,6 +161,8 @@ def test_shared_access_beyond_the_ctas_own_bytes(shared: SharedMemory) -> None:
         assert fault.value.index == 1
     with pytest.raises(MemoryFault, match="8 bytes past its end"):
         shared.load(lanes(2992), 8, 2)
+    with pytest.raises(MemoryFault, match="nobody has written"):
+        shared.load(lanes(2992), 8)
     shared.reset(np.array([1]), limit=3200)
     shared.store(lanes(PITCH + 3000), np.zeros(1, np.uint32))
 
@@ -326,6 +328,18 @@ def test_float_adds_round_in_lane_order_and_flush_subnormals_only_in_global(memo
         assert space.load(lanes(start), 4).view(np.float32).item() == 1.0
         space.atomic("add", np.full(2, start + 4), tiny)
         assert space.load(lanes(start + 4), 4).view(np.float32).item() == left
+
+
+@pytest.mark.parametrize("lanes_at_once", [1, 2])
+def test_a_subnormal_flushes_at_every_step_of_a_global_add(memory: GlobalMemory, lanes_at_once: int) -> None:
+    least = np.finfo(np.float32).tiny
+    base = memory.alloc(8)
+    for start, adds, left in ((1e-40, (least, 0), least), (1.5 * least, (-least, least), least)):
+        memory.store(lanes(base), np.array([start], np.float32))
+        values = np.array(adds, np.float32)
+        for step in range(0, 2, lanes_at_once):
+            memory.atomic("add", np.full(lanes_at_once, base), values[step : step + lanes_at_once])
+        assert memory.load(lanes(base), 4).view(np.float32).item() == left
 
 
 def test_atomics_are_checked_like_accesses(memory: GlobalMemory) -> None:
