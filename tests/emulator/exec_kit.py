@@ -26,6 +26,7 @@ from smfree.emulator.ptx.ast import Kernel
 from smfree.emulator.ptx.check import load
 from tests.emulator.ptx_kit import nvrtc_ptx
 
+KERNELS = Path(__file__).parents[2] / "kernels"
 UNTIMED = tuple(s for s in SCHEDULES if s != "timed")
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 
@@ -85,12 +86,11 @@ def cuda_kernel(source: str, *options: str, arch: str = "sm_90a") -> Kernel:
 
 def repository_kernel(name: str, *options: str, edit: tuple[str, str] | None = None) -> Kernel:
     """A kernel of kernels/, after replacing ``edit[0]`` by ``edit[1]`` in its source."""
-    root = Path(__file__).parents[2] / "kernels"
-    source = (root / name).read_text()
+    source = (KERNELS / name).read_text()
     if edit is not None:
         assert source.count(edit[0]) == 1, f"{edit[0]!r} is not in {name} exactly once"
         source = source.replace(*edit)
-    return cuda_kernel(source, f"-I{root / 'include'}", *options)
+    return cuda_kernel(source, f"-I{KERNELS / 'include'}", *options)
 
 
 @dataclass

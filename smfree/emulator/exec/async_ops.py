@@ -55,6 +55,8 @@ def _commit(dec: Decoder, bulk: bool) -> Visible:
 def _wait_group(dec: Decoder, ins: ast.Instr, bulk: bool) -> Visible:
     launch = dec.launch
     number = dec.constant_value(ins.operands[0]) if ins.operands else None
+    if ins.operands and number is None:
+        raise dec.wrong("the number of groups that may stay pending is an immediate")
     read = "read" in ins.modifiers
 
     def act(g: Group) -> bool:
@@ -73,17 +75,24 @@ def _cp_async(dec: Decoder, ins: ast.Instr) -> Visible:
     nbytes = dec.constant_value(size)
     if nbytes is None:
         raise dec.wrong("the size of cp.async must be an immediate: 4, 8 or 16")
-    src_size = dec.src(rest[0], "u32") if rest else None
+    ignores = bool(rest) and _is_predicate(dec, rest[0])
+    src_size = dec.src(rest[0], "pred" if ignores else "u32") if rest else None
     cache = "cg" if "cg" in ins.modifiers else "ca"
 
     def act(g: Group) -> bool:
+        read = None if src_size is None else _ints(g, src_size)
+        if ignores:  # where the predicate holds, nothing is read and zeros are written
+            read = nbytes * (1 - read)
         launch.copy.cp_async(
-            g, flat_addresses(g, d_base, d_off), flat_addresses(g, s_base, s_off), nbytes,
-            None if src_size is None else _ints(g, src_size), cache,
-        )  # fmt: skip
+            g, flat_addresses(g, d_base, d_off), flat_addresses(g, s_base, s_off), nbytes, read, cache
+        )
         return True
 
     return act
+
+
+def _is_predicate(dec: Decoder, operand: ast.Operand) -> bool:
+    return isinstance(operand, ast.Reg) and dec.dst_type(operand) == "pred"
 
 
 def _mbarrier_arrive(dec: Decoder, ins: ast.Instr) -> Visible:

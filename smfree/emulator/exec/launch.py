@@ -171,10 +171,12 @@ class Launch:
         if self.flow.at_join:
             self.flow.release(self.flow.at_join)
             return True
+        if self.stalls.wake():
+            return True
         if self.copy.pending:
             self.schedule.complete_some(self)
             return True
-        if self.stalls.wake() or self.stalls.next_turn(tired=True):
+        if self.stalls.next_turn(tired=True):
             return True
         if not self.live.any() and self.next_cta == self.num_ctas:
             return False

@@ -15,6 +15,7 @@ import numpy as np
 from smfree.emulator.exec.lanes import Group, LaneSet, merge
 
 if TYPE_CHECKING:
+    from smfree.emulator.copies import PendingCopies
     from smfree.emulator.exec.launch import Launch
 
 SCHEDULES = ("timed", "min-pc", "producer-ahead", "async-earliest", "async-latest", "random")
@@ -71,17 +72,26 @@ class MinPC(Schedule):
 
 
 class AsyncEarliest(Schedule):
-    """Copies complete before anything else runs, though never at issue: the next step of the issuer may be
-    first."""
+    """Copies complete as soon as may be, though never at issue: the issuer's next visible instruction is still
+    too early."""
 
     name = "async-earliest"
 
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self._fresh: list[PendingCopies] = []  # issued by the latest visible instruction
+        self._seen: list[PendingCopies] = []
+
     def before_pick(self, launch: Launch) -> None:
-        for batch in list(launch.copy.pending):
+        ripe = [b for b in launch.copy.pending if b in self._seen and b not in self._fresh]
+        for batch in ripe if launch.runnable else list(launch.copy.pending):
             launch.copy.complete(batch, np.flatnonzero(~batch.done))
 
     def switch(self, launch: Launch, g: Group) -> bool:
-        return bool(launch.copy.pending) or super().switch(launch, g)
+        pending = list(launch.copy.pending)
+        self._fresh = [b for b in pending if b not in self._seen]
+        self._seen = pending
+        return len(pending) > len(self._fresh) or super().switch(launch, g)
 
 
 class AsyncLatest(Schedule):
