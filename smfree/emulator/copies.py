@@ -3,10 +3,8 @@
 No scheduling here. The executor issues a batch through :class:`CopyEngine`, fills in ``complete_at`` (and
 ``read_at``), later calls :meth:`PendingCopies.perform` and hands the returned bytes to
 :meth:`~smfree.emulator.barriers.MBarriers.complete_tx`. Source bytes are read and destination bytes written
-at
-completion, never at issue. Meanwhile a destination in shared memory is closed (reading or writing it is a
-fault
-that names the copy), and so are a store's source and the global ranges on either side.
+at completion, never at issue. Meanwhile a destination in shared memory is closed (reading or writing it is
+a fault that names the copy), and so are a store's source and the global ranges on either side.
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ class CopyEngine(CopyRules):
     """Issues copies between one global memory and the shared memory of the resident CTAs.
 
     ``name_issuer`` turns an issuer number into text for reports. ``flag_outside``: report (strict) tensor
-    boxes
-    that lie wholly outside their tensor, which are legal.
+    boxes that lie wholly outside their tensor, which are legal.
     """
 
     # --- cp.async ---
@@ -172,10 +169,8 @@ class CopyEngine(CopyRules):
         first.
 
         ``map_addr`` int64[n]: global addresses of the maps, all with the same content; or pass ``maps``,
-        the decoded
-        map (one in .param space), and ``map_addr`` serves reports only. Elements outside the tensor are
-        filled and
-        count in complete_tx.
+        the decoded map (one in .param space), and ``map_addr`` serves reports only. Elements outside the
+        tensor are filled and count in complete_tx.
         """
         dst, map_addr = as_addresses(dst), as_addresses(map_addr)
         coords = np.asarray(coords, np.int64)
@@ -223,8 +218,7 @@ class CopyEngine(CopyRules):
         """``cp.async.bulk.tensor.Nd.global.shared::cta.tile.bulk_group``: src flat shared.
 
         Elements outside the tensor are dropped; where a row of the tensor ends inside a 16-byte unit,
-        hardware is
-        reported to write the whole unit: a strict finding.
+        hardware is reported to write the whole unit: a strict finding.
         """
         src, map_addr = as_addresses(src), as_addresses(map_addr)
         coords = np.asarray(coords, np.int64)

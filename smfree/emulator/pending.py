@@ -35,12 +35,10 @@ class PendingCopies:
     """One batch: what one instruction issued for n lanes.
 
     Arrays of length n: ``issuer`` (opaque lane numbers given by the executor), ``dst`` and ``src``
-    addresses (for
-    tensor copies the global side is the map's address), ``nbytes`` (what complete_tx counts), ``key``
-    (mbarrier keys
-    or None), ``group`` (group ids or None), ``complete_at`` and ``read_at`` float64 cycles (+inf until the
-    executor
-    fills them in), ``read`` and ``done`` bool. ``coords`` int64[n, rank] for tensor copies.
+    addresses (for tensor copies the global side is the map's address), ``nbytes`` (what complete_tx
+    counts), ``key`` (mbarrier keys or None), ``group`` (group ids or None), ``complete_at`` and ``read_at``
+    float64 cycles (+inf until the executor fills them in), ``read`` and ``done`` bool. ``coords`` int64[n,
+    rank] for tensor copies.
     """
 
     def __init__(

@@ -37,10 +37,8 @@ class SharedMemory(ByteSpace):
     """``slots`` CTAs of ``pitch`` bytes (a multiple of 1024); flat address = slot * pitch + offset.
 
     Only ``limit`` bytes of each slot belong to its CTA. One guard byte per 16 bytes answers every check at
-    once:
-    zero means inside, written, no barrier, no copy in flight. ``copy_at(addr, writing)`` names the copy in
-    flight
-    at an address, for reports.
+    once: zero means inside, written, no barrier, no copy in flight. ``copy_at(addr, writing)`` names the
+    copy in flight at an address, for reports.
     """
 
     name = "shared memory"

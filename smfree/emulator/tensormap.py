@@ -1,10 +1,8 @@
 """Tensor maps: encode with every rule of cuTensorMapEncodeTiled, decode, and the rows of a box.
 
 The 128 bytes are our own layout (hardware's is not public): magic, fields, CRC. Modelled: rank 1..5, tiled,
-no
-interleave, element strides from dimension 1 on, fill with zero or NaN, swizzles 32B, 64B, 128B and 128B
-with atoms
-of 32 and 64 bytes. Everything else is refused by name.
+no interleave, element strides from dimension 1 on, fill with zero or NaN, swizzles 32B, 64B, 128B and 128B
+with atoms of 32 and 64 bytes. Everything else is refused by name.
 """
 
 from __future__ import annotations
@@ -20,6 +18,40 @@ from typing import TypeVar
 import numpy as np
 
 from smfree.emulator.errors import CopyFault, Unsupported
+from smfree.emulator.tensor_types import (
+    ELEMENT_BYTES,
+    FLOATS,
+    NAN_WORD,
+    SHARED_ALIGNMENT,
+    SWIZZLE_PERIOD,
+    SWIZZLE_SPAN,
+    SWIZZLE_XOR,
+    DataType,
+    Interleave,
+    L2Promotion,
+    OutOfBoundsFill,
+    Swizzle,
+)
+
+__all__ = [
+    "ELEMENT_BYTES",
+    "MAP_BYTES",
+    "SHARED_ALIGNMENT",
+    "SWIZZLE_PERIOD",
+    "SWIZZLE_SPAN",
+    "BoxRows",
+    "DataType",
+    "Interleave",
+    "L2Promotion",
+    "OutOfBoundsFill",
+    "Swizzle",
+    "TensorMap",
+    "box_rows",
+    "decode",
+    "encode",
+    "replace_address",
+    "swizzle",
+]
 
 MAP_BYTES = 128
 _MAGIC = b"SMFTMAP\x01"
@@ -28,98 +60,6 @@ _MAGIC = b"SMFTMAP\x01"
 _LAYOUT = struct.Struct("<8s6B2xQ5I4Q5H5B")
 _MAX_RANK = 5
 
-
-class DataType(IntEnum):
-    """Values equal CUtensorMapDataType."""
-
-    UINT8 = 0
-    UINT16 = 1
-    UINT32 = 2
-    INT32 = 3
-    UINT64 = 4
-    INT64 = 5
-    FLOAT16 = 6
-    FLOAT32 = 7
-    FLOAT64 = 8
-    BFLOAT16 = 9
-    FLOAT32_FTZ = 10
-    TFLOAT32 = 11
-    TFLOAT32_FTZ = 12
-    U4X16_ALIGN8B = 13
-    U4X16_ALIGN16B = 14
-    U6X16_ALIGN16B = 15
-
-
-class Swizzle(IntEnum):
-    """Values equal CUtensorMapSwizzle."""
-
-    NONE = 0
-    B32 = 1
-    B64 = 2
-    B128 = 3
-    B128_ATOM_32B = 4
-    B128_ATOM_32B_FLIP_8B = 5
-    B128_ATOM_64B = 6
-
-
-class Interleave(IntEnum):
-    """Values equal CUtensorMapInterleave."""
-
-    NONE = 0
-    B16 = 1
-    B32 = 2
-
-
-class L2Promotion(IntEnum):
-    """Values equal CUtensorMapL2promotion. Accepted and ignored."""
-
-    NONE = 0
-    L2_64B = 1
-    L2_128B = 2
-    L2_256B = 3
-
-
-class OutOfBoundsFill(IntEnum):
-    """Values equal CUtensorMapFloatOOBfill."""
-
-    NONE = 0
-    NAN_REQUEST_ZERO_FMA = 1
-
-
-ELEMENT_BYTES = dict(zip(list(DataType)[:13], (1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4), strict=True))
-_FLOATS = {t for t in ELEMENT_BYTES if "FLOAT" in t.name}
-#: Which NaN hardware writes is not documented; these quiet ones stand for it.
-_NAN_WORD = {
-    DataType.FLOAT16: b"\xff\x7f",
-    DataType.BFLOAT16: b"\xff\x7f",
-    DataType.FLOAT64: b"\xff" * 6 + b"\xff\x7f",
-}
-#: Widest inner box, and (shift, mask) of the XOR a ^= (a >> shift) & mask on shared byte addresses.
-SWIZZLE_SPAN = {
-    Swizzle.B32: 32,
-    Swizzle.B64: 64,
-    Swizzle.B128: 128,
-    Swizzle.B128_ATOM_32B: 128,
-    Swizzle.B128_ATOM_32B_FLIP_8B: 128,
-    Swizzle.B128_ATOM_64B: 128,
-}
-_SWIZZLE_XOR = {
-    Swizzle.B32: (3, 0x10),
-    Swizzle.B64: (3, 0x30),
-    Swizzle.B128: (3, 0x70),
-    Swizzle.B128_ATOM_32B: (2, 0x60),
-    Swizzle.B128_ATOM_64B: (1, 0x40),
-}
-#: Shared addresses that are multiples of this start a fresh pattern (PTX ISA, "Swizzling Modes").
-SWIZZLE_PERIOD = {
-    Swizzle.NONE: 128,
-    Swizzle.B32: 256,
-    Swizzle.B64: 512,
-    Swizzle.B128: 1024,
-    Swizzle.B128_ATOM_32B: 1024,
-    Swizzle.B128_ATOM_64B: 1024,
-}
-SHARED_ALIGNMENT = 128
 
 _Enum = TypeVar("_Enum", bound=IntEnum)
 
@@ -171,7 +111,7 @@ class TensorMap:
         """One element of the out-of-bounds fill."""
         if not self.fill_nan:
             return bytes(self.element_bytes)
-        return _NAN_WORD.get(self.data_type, b"\xff\xff\xff\x7f")
+        return NAN_WORD.get(self.data_type, b"\xff\xff\xff\x7f")
 
     @cached_property
     def _row_steps(self) -> tuple[np.ndarray, np.ndarray]:
@@ -264,7 +204,7 @@ def encode(
             )
         if inter is Interleave.B32 and swz is not Swizzle.B32:
             raise _refuse("swizzle", f"interleave 32B needs swizzle 32B (got {swz.name})", "set swizzle 32B")
-    if fill is OutOfBoundsFill.NAN_REQUEST_ZERO_FMA and kind not in _FLOATS:
+    if fill is OutOfBoundsFill.NAN_REQUEST_ZERO_FMA and kind not in FLOATS:
         raise _refuse("fill", f"NaN fill is for floating-point types (got {kind.name})", "use oob fill NONE")
     if inter is not Interleave.NONE:
         raise Unsupported(
@@ -399,9 +339,9 @@ def swizzle(addr: np.ndarray, mode: Swizzle) -> np.ndarray:
     """Absolute shared byte addresses -> where the swizzle puts their bytes (its own inverse)."""
     if mode is Swizzle.NONE:
         return addr
-    if mode not in _SWIZZLE_XOR:
+    if mode not in SWIZZLE_XOR:
         raise Unsupported(f"swizzle {Swizzle(mode).name} is not modelled", rule="tensormap")
-    shift, mask = _SWIZZLE_XOR[mode]
+    shift, mask = SWIZZLE_XOR[mode]
     return addr ^ ((addr >> shift) & mask)
 
 
@@ -410,10 +350,8 @@ class BoxRows:
     """n boxes of R rows of ``row_bytes`` contiguous bytes.
 
     ``addr`` int64[n, R]: global address of the row's first byte, possibly outside the tensor; ``inside``
-    bool[n, R]:
-    the outer coordinates lie in the tensor; ``lo``, ``hi`` int64[n]: the part [lo, hi) of each row, in
-    bytes, that
-    does (lo == hi: none).
+    bool[n, R]: the outer coordinates lie in the tensor; ``lo``, ``hi`` int64[n]: the part [lo, hi) of each
+    row, in bytes, that does (lo == hi: none).
     """
 
     addr: np.ndarray

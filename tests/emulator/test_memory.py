@@ -225,6 +225,7 @@ def test_capacity_and_reuse_of_freed_ranges() -> None:
             memory.load(lanes(base), 4)
         memory.fill(base, 1 << 20, 0x55)
         memory.free(base)
+        assert not memory.span(base, 1 << 20)[0].any()  # the pages went back
     assert memory.allocated_bytes == 0
 
 
