@@ -7,7 +7,6 @@ Two ways to time, two methods. :meth:`Measure.launches` times whole launches wit
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -15,16 +14,15 @@ from typing import Any, NoReturn
 
 import pytest
 
-from smfree.measure.clocks import clock_ratio_mhz, throttle_reasons
+from smfree.measure.clocks import clock_ratio_mhz
 from smfree.measure.devices import DevicePool
 from smfree.measure.instruments import Instruments
 from smfree.measure.log import RunLog
 from smfree.measure.records import CacheState, Cost, Flag, Memory, Question, Record, Traffic
 from smfree.measure.timer import DeviceTimer, Sample, launches_for
 
-#: How often a sample on a reduced clock is repeated, and how long the GPU rests before that.
+#: How often a sample on a reduced clock is repeated.
 THROTTLE_RETRIES = 3
-THROTTLE_REST_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +118,15 @@ class Measure:
         flush = self._flush if point.cache is CacheState.FLUSHED else None
         if self.deterministic and point.cache is CacheState.HOT:
             self._run(lambda: self.timer.batch(launch, 1, count=False))
+        if not self.deterministic:
+            self._run(lambda: self._warm_up(launch, flush))
         first = self._run(lambda: self.timer.batch(launch, 1, before_each=flush, count=False))
         counted = self._counters()
         self._verify(verify)
         clocks: list[float | None] = []
         batches: list[Sample] = []
-        repeats = 0
+        repeats = reduced = 0
+        watch = self._pool.watch(self.spec)
         if self.deterministic:
 
             def target() -> None:
@@ -136,15 +137,19 @@ class Measure:
             floor = self.instruments.floor
             count = launches_for(max(first.seconds, floor.seconds))
 
+            def sampled() -> tuple[Sample, float | None]:
+                sample = self.timer.batch(launch, count, before_each=flush, count=False)
+                return sample, self.instruments.sm_clock_mhz()
+
             def target() -> None:
-                nonlocal repeats
-                for attempt in range(THROTTLE_RETRIES + 1):
-                    sample = self.timer.batch(launch, count, before_each=flush, count=False)
-                    mhz = self.instruments.sm_clock_mhz()
-                    if attempt == THROTTLE_RETRIES or not self._pool.watch(self.spec).throttled(mhz):
+                nonlocal repeats, reduced
+                sample, mhz = sampled()
+                for _ in range(THROTTLE_RETRIES):
+                    if not watch.throttled(mhz) or not watch.rest():
                         break
                     repeats += 1
-                    time.sleep(THROTTLE_REST_S)
+                    sample, mhz = sampled()
+                reduced += watch.settle(mhz)
                 floor.check(sample.seconds)
                 clocks.append(mhz)
                 batches.append(sample)
@@ -162,6 +167,7 @@ class Measure:
             record.sm_clock_mhz = sorted(known)[len(known) // 2]
             record.clock_note = "delta clock64 / delta globaltimer after each sample"
         self._timing(record, batches, repeats, clocks)
+        _flag_reduced(record, reduced, len(batches))
         return self._finish(record)
 
     def _timing(
@@ -190,6 +196,16 @@ class Measure:
     def _flush(self, _: int, stream: Any) -> None:
         self.instruments.flush_l2(stream)
 
+    def _warm_up(
+        self, launch: Callable[[int, Any], object], flush: Callable[[int, Any], object] | None
+    ) -> None:
+        """Once without a blocker: what a first launch may wait for (lazy loading, local memory, another
+        library's start) would never come while the stream is held."""
+        if flush is not None:
+            flush(0, self.stream)
+        launch(0, self.stream)
+        self.instruments.queue.synchronize()
+
     # --- chain ----------------------------------------------------------------------------------------------
 
     def chain(
@@ -209,17 +225,19 @@ class Measure:
         counted = self._counters()
         self._verify(verify)
         readings: list[ChainReading] = []
-        repeats = 0
+        repeats = reduced = 0
+        watch = self._pool.watch(self.spec)
 
         def target() -> None:
-            nonlocal repeats
+            nonlocal repeats, reduced
             reading = first if self.deterministic else run()
-            for _ in range(THROTTLE_RETRIES):
-                if self.deterministic or not self._pool.watch(self.spec).throttled(_mhz(reading)):
-                    break
-                repeats += 1
-                time.sleep(THROTTLE_REST_S)
-                reading = run()
+            if not self.deterministic:
+                for _ in range(THROTTLE_RETRIES):
+                    if not watch.throttled(_mhz(reading)) or not watch.rest():
+                        break
+                    repeats += 1
+                    reading = run()
+                reduced += watch.settle(_mhz(reading))
             readings.append(reading)
             self.timer.add(reading.cycles_per_tile / (self._clock(reading) * 1e6))
 
@@ -239,6 +257,7 @@ class Measure:
             "tiles": readings[0].tiles if readings else 0,
             "throttled_samples_repeated": repeats,
         }
+        _flag_reduced(record, reduced, len(readings))
         return self._finish(record)
 
     def _clock(self, reading: ChainReading) -> float:
@@ -302,7 +321,7 @@ class Measure:
             return record
         record.judge()
         if not self.deterministic:
-            reasons = throttle_reasons(str(record.identity.get("uuid", "")))
+            reasons = self._pool.watch(self.spec).ask(str(record.identity.get("uuid", "")))
             record.timing = {**record.timing, "nvidia_smi_clock_and_reasons": reasons}
         self._benchmark.extra_info.update(record.as_dict())
         self.log.records.append(record)
@@ -318,6 +337,13 @@ def _with_counters(cost: Cost, counters: Mapping[str, int], payload_bytes: int) 
         ptx_per_kib=counters["warp_instructions"] / (payload_bytes / 1024),
         registers_per_byte=counters["bytes_through_registers"] / payload_bytes,
     )
+
+
+def _flag_reduced(record: Record, reduced: int, samples: int) -> None:
+    if reduced:
+        record.add_flag(
+            Flag.THROTTLED, f"{reduced} of {samples} samples on an SM clock that rests did not bring back"
+        )
 
 
 def _mhz(reading: ChainReading) -> float | None:

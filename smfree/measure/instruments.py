@@ -40,9 +40,11 @@ class Instruments:
         return self.device.compile(CudaSource(PROBE_SOURCE))
 
     def prepare(self) -> None:
-        """Compile and load the probes, so that nothing is compiled behind a blocker."""
+        """Compile and load the probes and allocate what they use: behind a blocker all of that could wait
+        for it."""
         for name in ("empty_kernel", "clock_probe", "read_sweep"):
             self._probe.kernel(name)
+        self._flush_buffer  # noqa: B018  made now
 
     @cached_property
     def floor(self) -> Floor:
@@ -87,6 +89,6 @@ class Instruments:
         self._probe.kernel("read_sweep").launch(
             (blocks,),
             (_SWEEP_THREADS,),
-            [array, np.uint64(array.nbytes), np.uint32(step)],
+            [array, np.uint64(array.nbytes), np.uint32(step), np.uint64(0)],
             stream=stream or self.stream,
         )

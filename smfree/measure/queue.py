@@ -9,9 +9,11 @@ whatever blocks the host while the stream is held would otherwise never end.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +24,10 @@ from smfree.measure.errors import MeasureError
 #: More launches than this behind a blocker risk filling the launch queue, which blocks the host while it
 #: must release.
 MAX_QUEUED_LAUNCHES = 32
+
+#: The first cuda-bindings that release Python's interpreter lock in driver calls (12.9.0 holds it, 12.9.1
+#: does not). With older ones a call that waits for the held stream would also stop the thread that releases it.
+UNLOCKED_BINDINGS = (12, 9, 1)
 
 #: Seconds after which the host releases a held stream on its own.
 RELEASE_TIMEOUT_S = 5.0
@@ -87,6 +93,17 @@ class Watchdog:
         return not self.timed_out
 
 
+def locked_bindings(version: str) -> str:
+    """Why a blocker's time-out could not work with these cuda-bindings; empty when it can."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    if numbers >= UNLOCKED_BINDINGS:
+        return ""
+    return (
+        f"cuda-bindings {version} holds Python's interpreter lock in driver calls, so no time-out could "
+        f"release the stream; install {'.'.join(map(str, UNLOCKED_BINDINGS))} or newer"
+    )
+
+
 class DeviceQueue:
     """A :class:`Queue` over a stream of ``smfree.cuda``.
 
@@ -146,6 +163,10 @@ class DeviceQueue:
         """Allocate the host-mapped word once."""
         if self._flag is not None:
             return True
+        if not self._device.is_emulated:
+            self.blocker_reason = locked_bindings(metadata.version("cuda-bindings"))
+            if self.blocker_reason:
+                return False
         try:
             self._buffer = self._device.pinned((1,), np.uint32, mapped=True)
             self._flag_address = self._buffer.device_ptr

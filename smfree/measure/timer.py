@@ -8,7 +8,9 @@ verification and queueing cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,28 +102,41 @@ class DeviceTimer:
                 "while the stream is held"
             )
         queue = self.queue
-        held = queue.hold()
         windows: list[tuple[Mark, Mark]] = []
         in_time = True
-        try:
-            if before_each is None:
-                first = queue.mark()
-                for index in range(launches):
-                    launch(index, queue.stream)
-                windows.append((first, queue.mark()))
-            else:
-                for index in range(launches):
-                    before_each(index, queue.stream)
+        with collector_paused():
+            held = queue.hold()
+            try:
+                if before_each is None:
                     first = queue.mark()
-                    launch(index, queue.stream)
+                    for index in range(launches):
+                        launch(index, queue.stream)
                     windows.append((first, queue.mark()))
-        finally:
-            in_time = queue.release()
+                else:
+                    for index in range(launches):
+                        before_each(index, queue.stream)
+                        first = queue.mark()
+                        launch(index, queue.stream)
+                        windows.append((first, queue.mark()))
+            finally:
+                in_time = queue.release()
         queue.synchronize()
         seconds = sum(queue.elapsed_s(first, second) for first, second in windows) / launches
         if count:
             self.add(seconds)
         return Sample(seconds, launches, held and in_time)
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No garbage collection within the block: it could free device memory, which waits for a held stream."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 def launches_for(seconds: float, target_s: float = TARGET_BATCH_S) -> int:
