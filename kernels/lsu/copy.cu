@@ -78,8 +78,8 @@ __device__ __forceinline__ void store_tile(u8* dst, u32 tile, u32 num_vectors) {
   for (u32 i = batched + threadIdx.x; i < num_vectors; i += THREADS) store_vectors<1>(dst, tile, i);
 }
 
-// CTAS_PER_SM tells ptxas how many registers it may spend. Else it saves them, for CTAs that nobody asked for,
-// by storing the first vectors before it loads the last.
+// CTAS_PER_SM tells ptxas how many registers it may spend. Else it saves them for CTAs that nobody asked for,
+// and stores the first vectors before it loads the last.
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 lsu_copy(u8* dst, const u8* src, u64 num_bytes) {
   const u32 tile_smem = smem_addr(smem);

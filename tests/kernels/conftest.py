@@ -15,17 +15,11 @@ EMULATED = ["emu:a100", "emu:h100"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "device" in metafunc.fixturenames and "device" not in _parametrized(metafunc):
+    if "device" in metafunc.fixturenames:
         specs = device_specs(metafunc.config)
         if specs == ["auto"]:
             specs = EMULATED + (["cuda:0"] if real_devices()[1] else [])
         metafunc.parametrize("device", specs, indirect=True)
-
-
-def _parametrized(metafunc: pytest.Metafunc) -> set[str]:
-    return {
-        name for mark in metafunc.definition.iter_markers("parametrize") for name in mark.args[0].split(",")
-    }
 
 
 @pytest.fixture

@@ -1,0 +1,89 @@
+"""ptx.cuh keeps its promises: names, clobbers, no include, nothing unused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from kernels.common import KERNELS
+
+HEADER = (KERNELS / "include" / "ptx.cuh").read_text()
+KERNEL_FILES = sorted(KERNELS.glob("*/*.cu"))
+RENAMED = {
+    "mov_u64_clock64": "clock64_now",
+    "mov_u64_globaltimer": "globaltimer_now",
+}
+SPACES = {"shared::cta": "shared", "shared::cluster": "shared"}
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A function of ptx.cuh: its name, its asm statement as written, and the instruction in it."""
+
+    name: str
+    statement: str
+
+    @property
+    def instruction(self) -> str:
+        lines = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', self.statement.split(" : ")[0].split(" :: ")[0]))
+        body = re.sub(r"\{\\n\\t\.reg \.pred complete;\\n\\t|\\n\\t.*$|\\n\\t", "", lines)
+        return body.split(";")[0].strip()
+
+
+def _wrappers() -> list[Wrapper]:
+    functions = re.split(r"(?=^PTX_INLINE )", HEADER, flags=re.MULTILINE)[1:]
+    found = []
+    for text in functions:
+        name = re.match(r"PTX_INLINE \w+ (\w+)\(", text)
+        statement = re.search(r"asm volatile\((.*?)\);", text, re.DOTALL)
+        if name and statement:
+            found.append(Wrapper(name[1], statement[1]))
+    return found
+
+
+WRAPPERS = _wrappers()
+
+
+def test_every_asm_statement_is_volatile_and_clobbers_memory() -> None:
+    assert len(WRAPPERS) == HEADER.count("asm volatile(") == len(re.findall(r"\basm\b", HEADER))
+    for wrapper in WRAPPERS:
+        assert wrapper.statement.rstrip().endswith('"memory"'), wrapper.name
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS, ids=[f"{w.name}-{i}" for i, w in enumerate(WRAPPERS)])
+def test_a_function_bears_its_instructions_name(wrapper: Wrapper) -> None:
+    """The words of the name stand, in this order, in the instruction (copies name the destination first)."""
+    words = re.split(r"[.:\s,%\[\]{}]+", wrapper.instruction)
+    joined = "_".join(words)
+    at = -1
+    for part in re.split(r"_(?=now$)|_", wrapper.name):
+        if part == "now":
+            continue
+        found = joined.find(part, at + 1)
+        assert found > at, f"{wrapper.name}: '{part}' is not in {wrapper.instruction}"
+        at = found
+
+
+def test_the_header_includes_nothing_and_is_the_only_include_of_every_kernel() -> None:
+    assert not re.findall(r"^\s*#\s*include", HEADER, re.MULTILINE)
+    for file in KERNEL_FILES:
+        assert re.findall(r"^\s*#\s*include\s+(.*)$", file.read_text(), re.MULTILINE) == ['"ptx.cuh"'], file
+
+
+def test_every_function_of_the_header_is_used_by_a_kernel() -> None:
+    code = "\n".join(file.read_text() for file in KERNEL_FILES)
+    for wrapper in WRAPPERS:
+        assert re.search(rf"\b{wrapper.name}\b", code), f"{wrapper.name} is used by no kernel"
+
+
+@pytest.mark.parametrize("file", KERNEL_FILES, ids=[f"{f.parent.name}/{f.name}" for f in KERNEL_FILES])
+def test_a_kernel_file_explains_itself_and_stays_short(file: KERNELS.__class__) -> None:
+    text = file.read_text()
+    header = text.split("#include")[0]
+    assert header.splitlines()[0].endswith("?"), "the first line is the question that the kernel answers"
+    for label in ("Moves", "In flight", "Needs", "Barriers", "Shared", "Compile", "Launch"):
+        assert re.search(rf"^// {label}\s", header, re.MULTILINE), f"the header has no '{label}'"
+    assert len(text.splitlines()) <= 150
+    assert max(map(len, text.splitlines())) <= 110
