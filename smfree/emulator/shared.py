@@ -59,7 +59,8 @@ class SharedMemory(ByteSpace):
         self._guard2 = self._guard.view(np.uint16)
         self._source_uses = np.zeros(self.nbytes >> 4, np.uint16)
         self.copy_at: Callable[[int, bool], str] = lambda addr, writing: "an asynchronous copy"
-        self.reset(np.arange(slots), limit)
+        self._guard[: self.nbytes >> 4].reshape(slots, -1)[:, : limit >> 4] = _NEW
+        self._guard[: self.nbytes >> 4] |= np.uint8(_NEW)
 
     def reset(self, slots: np.ndarray, limit: int | None = None) -> None:
         """New CTAs move into these slots (with ``limit`` bytes each): everything is unwritten again."""
