@@ -70,6 +70,10 @@ class Counters:
         """Add ``amount`` warp instructions of class ``name`` (the total is not touched)."""
         self.instructions_by_class[name] = self.instructions_by_class.get(name, 0) + amount
 
+    def not_executed(self, lanes: int) -> None:
+        """Take back thread instructions whose guard predicate did not hold."""
+        self.thread_instructions -= lanes
+
     def __iadd__(self, other: Counters) -> Counters:
         for item in fields(self):
             theirs = getattr(other, item.name)

@@ -270,7 +270,9 @@ class Decoder:
         if self._reads_time:
             return Step(instr, _as_visible(action), guard, negated, sources)
         if guard is not None:
-            action = _guarded(action, guard, negated, tuple(self._destinations))
+            action = _guarded(
+                action, guard, negated, tuple(self._destinations), self.launch.counters.not_executed
+            )
         return action, sources
 
 
@@ -307,16 +309,26 @@ def _as_visible(action: Arithmetic) -> Visible:
     return act
 
 
-def _guarded(action: Arithmetic, guard: int, negated: bool, destinations: tuple[int, ...]) -> Arithmetic:
+def _guarded(
+    action: Arithmetic,
+    guard: int,
+    negated: bool,
+    destinations: tuple[int, ...],
+    not_executed: Callable[[int], None],
+) -> Arithmetic:
     """Arithmetic has no side effects, so a mixed guard computes everywhere and keeps the old value
-    elsewhere."""
+    elsewhere. ``not_executed`` is told for how many lanes that was."""
 
     def guarded(regs: list[Any], group: Group) -> None:
         mask = regs[guard]
         if type(mask) is not np.ndarray:
             if bool(mask) is not negated:
                 action(regs, group)
+            else:
+                not_executed(group.lanes.n)
             return
+        hits = int(np.count_nonzero(mask))
+        not_executed(hits if negated else group.lanes.n - hits)
         old = [regs[d] for d in destinations]
         action(regs, group)
         for d, before in zip(destinations, old, strict=True):

@@ -293,6 +293,7 @@ class Launch:
                     yes, no = self.flow.split(
                         g, ~taken if step.negated else taken, step.join, step.target, pc + 1
                     )
+                    self._visits[pc][1] += yes.lanes.n
                     self.flow.enqueue(no)
                     self.flow.enqueue(yes)
                     return None
@@ -302,6 +303,7 @@ class Launch:
             if not go:
                 g.pc = pc + 1
                 return g
+        self._visits[pc][1] += g.lanes.n
         g.pc = step.target
         if step.target <= pc and self.stalls.is_spinning(g):
             return None

@@ -72,8 +72,8 @@ class MinPC(Schedule):
 
 
 class AsyncEarliest(Schedule):
-    """Copies complete as soon as may be, though never at issue: the issuer's next visible instruction is still
-    too early."""
+    """Copies complete as soon as may be, though never at issue: the issuer's next visible instruction is
+    still too early."""
 
     name = "async-earliest"
 

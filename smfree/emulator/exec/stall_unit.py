@@ -23,8 +23,8 @@ class StallUnit:
     """``spinning`` holds polling groups with the state of the launch (``progress``) they have seen.
 
     A loop that counts while it polls changes its registers in every turn, so it never stands still. Under
-    schedules that are not fair by themselves it steps aside: ``_polite`` until the other groups have had their
-    turn, ``_tired`` until everything else has happened that can.
+    schedules that are not fair by themselves it steps aside: ``_polite`` until the other groups have had
+    their turn, ``_tired`` until everything else has happened that can.
     """
 
     def __init__(self, launch: Launch) -> None:

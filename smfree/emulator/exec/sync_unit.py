@@ -142,8 +142,8 @@ class SyncUnit:
             i = int(other[0])
             before = int(b.expected[slots[i]])
             raise BarrierFault(
-                f"barrier {number} was joined for {before or 'all'} threads before, now for {expected or 'all'}; "
-                "the counts of all bar.sync and bar.arrive on one barrier must agree",
+                f"barrier {number} was joined for {before or 'all'} threads before, now for "
+                f"{expected or 'all'}; the counts of all bar.sync and bar.arrive on one barrier must agree",
                 rule="bar.count",
                 index=int(np.searchsorted(g.lanes.slot, slots[i])),
             )
@@ -335,7 +335,8 @@ class SyncUnit:
 
     def _meet_anywhere(self, g: Group) -> None:
         """bar.warp.sync: its members may stand at different ones."""
-        near = [p for p in self.warp_parked if p.wait.anywhere and np.isin(p.lanes.warps, g.lanes.warps).any()]
+        parked = [p for p in self.warp_parked if p.wait.anywhere]
+        near = [p for p in parked if np.isin(p.lanes.warps, g.lanes.warps).any()]
         verdicts = [(p, self._complete(p, near)) for p in near]
         for p, complete in verdicts:
             if complete.any():
