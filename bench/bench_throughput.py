@@ -82,6 +82,7 @@ def bench_throughput(measure: Measure, point: ThroughputPoint) -> None:
         measure.skip(f"{point.engine}: {error}")
     with measure.compiling():
         kernel = measure.device.compile(config.source).kernel()
+        cost = cost_of(kernel, config, capabilities)
     buffers = buffers_for(measure.device, point.copy_bytes)
     buffers.clear()
     measure.launches(
@@ -98,7 +99,7 @@ def bench_throughput(measure: Measure, point: ThroughputPoint) -> None:
             cache=CacheState.FLUSHED,
             working_set_bytes=2 * point.copy_bytes,
             config=described(config, mover),
-            cost=cost_of(kernel, config, capabilities),
+            cost=cost,
         ),
         lambda _, stream: mover.copy(buffers.dst, buffers.src, config=config, stream=stream),
         buffers.verify,
@@ -173,12 +174,16 @@ def _torch_copy(measure: Measure, buffers: CopyBuffers) -> Any:
         import torch
     except ImportError:
         measure.skip("torch is not installed")
-    dst, src = (torch.as_tensor(array, device="cuda") for array in (buffers.dst, buffers.src))
+    place = torch.device("cuda", measure.device.ordinal)
+    # As int32: torch took no uint32 before 2.3.
+    dst, src = (torch.as_tensor(a.view(np.int32), device=place) for a in (buffers.dst, buffers.src))
     if dst.data_ptr() != buffers.dst.ptr:
         measure.skip("this torch copies instead of viewing __cuda_array_interface__")
+    timed = torch.cuda.ExternalStream(int(measure.stream.handle), device=place)
 
     def launch(_: int, stream: Any) -> object:
-        with torch.cuda.stream(torch.cuda.ExternalStream(int(stream.handle))):
+        assert stream is measure.stream
+        with torch.cuda.stream(timed):
             return dst.copy_(src)
 
     return launch

@@ -232,7 +232,8 @@ def cost_table(head: str, records: Sequence[Record]) -> list[tuple[str, str]]:
     ]
     text = tabulate(rows, headers=headers, disable_numparse=True)
     text += (
-        "\nwarp instructions; PTX counted while running, SASS from the cubin's main loop; exact, no "
+        "\nwarp instructions; PTX counted while running, SASS of the loops that move the tile, from the "
+        "cubin; exact, no "
         "clock involved"
     )
     return [(f"What each engine costs the SM: {head}", text)]
