@@ -225,6 +225,10 @@ class Device:
         """Free everything. Device arrays, streams and kernels of a closed device raise DeviceClosedError."""
         if self.calls.closed:
             return
+        if not self.is_emulated:  # unloading the module of a kernel that still runs is undefined
+            self.calls.quiet("cuCtxSynchronize")
+        for stream in list(self._streams):
+            stream.destroy()
         for module in self._modules.values():
             module.unload()
         for allocation in list(self._allocations):

@@ -333,6 +333,8 @@ def _encode_into(calls: Calls, spec: TensorMapSpec, address: int, shown: dict[st
     # and
     # code compiled for the struct's 64 crashes on it (cuda-python issue 1692). So call the function itself.
     pointer, *_ = calls("cuGetProcAddress", b"cuTensorMapEncodeTiled", 12000, 0)
+    if not int(pointer or 0):
+        raise TensorMapError("the driver has no cuTensorMapEncodeTiled, which came with CUDA 12.0; update it")
     rank = len(spec.dims)
     function = ctypes.CFUNCTYPE(
         ctypes.c_int,

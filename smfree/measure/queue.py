@@ -26,7 +26,7 @@ from smfree.measure.errors import MeasureError
 MAX_QUEUED_LAUNCHES = 32
 
 #: The first cuda-bindings that release Python's interpreter lock in driver calls (12.9.0 holds it, 12.9.1
-#: does not). With older ones a call that waits for the held stream would also stop the thread that releases it.
+#: does not). With older ones a call that waits for the held stream also stops the thread that releases it.
 UNLOCKED_BINDINGS = (12, 9, 1)
 
 #: Seconds after which the host releases a held stream on its own.
