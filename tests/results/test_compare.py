@@ -93,7 +93,7 @@ def test_report_shows_origin_age_changes_and_machine() -> None:
     text = comparison_text(compare_runs(old, new), now=NOW)
     assert "baseline old.json, commit abc, 10.0 days old" in text
     assert "machines differ: driver: 13.0 -> 13.1" in text
-    assert [line.split()[:2] for line in text.splitlines() if "SLOWER" in line][0] == ["a", "SLOWER"]
+    assert next(line.split()[:2] for line in text.splitlines() if "SLOWER" in line) == ["a", "SLOWER"]
     assert "2 points in both runs: 1 SAME, 0 FASTER, 1 SLOWER, 0 UNSURE" in text
     assert "only in the baseline: gone" in text
     assert "only in the new run: fresh" in text

@@ -1,0 +1,77 @@
+"""The command line: ``smfree devices`` and ``smfree compare OLD NEW``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from smfree.results.compare import Limits, Verdict, compare_runs
+from smfree.results.report import comparison_text
+from smfree.results.store import load_run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 = good, 1 = a point is slower (compare), 2 = wrong use."""
+    parser = argparse.ArgumentParser(prog="smfree", description="Who should move my bytes?")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("devices", help="list the GPUs here and those that can be emulated")
+    compare = commands.add_parser(
+        "compare",
+        help="compare two saved runs point by point: SAME, FASTER, SLOWER, UNSURE",
+        description="Exit code 1 when a point is SLOWER, 2 when the files cannot be compared.",
+    )
+    compare.add_argument(
+        "old", type=Path, help="baseline: a JSON of --benchmark-json or --benchmark-autosave"
+    )
+    compare.add_argument("new", type=Path, help="the run to judge")
+    compare.add_argument("--limit", type=float, default=5.0, metavar="PERCENT", help="default: %(default)s")
+    compare.add_argument(
+        "--floor-ns",
+        type=float,
+        default=20.0,
+        metavar="NS",
+        help="differences below this are SAME whatever their share; default: %(default)s",
+    )
+    compare.add_argument("--all", action="store_true", help="also list points that are the SAME")
+    given = parser.parse_args(arguments)
+    try:
+        if given.command == "devices":
+            return devices()
+        return compare_files(
+            given.old, given.new, Limits(given.limit / 100, given.floor_ns * 1e-9), everything=given.all
+        )
+    except ValueError as error:
+        print(f"smfree {given.command}: {error}", file=sys.stderr)
+        return 2
+
+
+def compare_files(old: Path, new: Path, limits: Limits, *, everything: bool = False) -> int:
+    """Print the comparison of two files; 1 when a point is slower."""
+    result = compare_runs(load_run(old), load_run(new), limits)
+    print(comparison_text(result, everything=everything))
+    return 1 if result.count(Verdict.SLOWER) else 0
+
+
+def devices() -> int:
+    """Print one line per device string that works here."""
+    from smfree.cuda import Device
+    from smfree.cuda.choose import profiles, real_devices
+
+    reason, count = real_devices()
+    specs = [f"cuda:{ordinal}" for ordinal in range(count)] + [f"emu:{name}" for name in profiles()]
+    if reason:
+        print(f"no real GPU: {reason}")
+    for spec in specs:
+        with Device.open(spec) as device:
+            can = device.capabilities
+            print(
+                f"{spec:10} {device.name}, {can.arch}, {can.num_sms} SMs, {can.l2_bytes >> 20} MiB L2, "
+                f"{can.peak_memory_gbps:.0f} GB/s, times {device.clock_source}"
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from smfree.cli import main
+from tests.results.test_store import EMULATED, H100, entry, run
+
+
+def write(path: Path, seconds: float, identity=EMULATED) -> str:
+    path.write_text(json.dumps(run(entry("bench[emu:h100-lsu]", identity, seconds))))
+    return str(path)
+
+
+def test_compare_says_slower_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = write(tmp_path / "old.json", 1e-6), write(tmp_path / "new.json", 2e-6)
+    assert main(["compare", old, new]) == 1
+    text = capsys.readouterr().out
+    assert "bench[emu:h100-lsu]  SLOWER     1 us" in text
+    assert main(["compare", new, old]) == 0
+    assert "FASTER" in capsys.readouterr().out
+
+
+def test_compare_of_the_same_run_is_good_and_lists_points_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = write(tmp_path / "old.json", 1e-6)
+    assert main(["compare", old, old]) == 0
+    assert "bench[" not in capsys.readouterr().out
+    assert main(["compare", old, old, "--all"]) == 0
+    assert "bench[emu:h100-lsu]  SAME" in capsys.readouterr().out
+
+
+def test_limits_are_options(tmp_path: Path) -> None:
+    old, new = write(tmp_path / "old.json", 1e-6), write(tmp_path / "new.json", 1.08e-6)
+    assert main(["compare", old, new]) == 1
+    assert main(["compare", old, new, "--limit", "10"]) == 0
+    assert main(["compare", old, new, "--floor-ns", "100"]) == 0
+
+
+def test_modelled_against_measured_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = write(tmp_path / "old.json", 1e-6), write(tmp_path / "new.json", 1e-6, H100)
+    assert main(["compare", old, new]) == 2
+    assert "modelled and measured times are never compared" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(tmp_path / "no.json"), str(tmp_path / "no.json")]) == 2
+    assert "no.json is not a saved benchmark run" in capsys.readouterr().err
+
+
+def test_devices_lists_what_can_be_emulated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for spec in ("emu:a100", "emu:h100"):
+        (line,) = [line for line in lines if line.startswith(spec)]
+        assert "times modelled" in line
