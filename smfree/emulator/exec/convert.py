@@ -96,9 +96,10 @@ def _conversion(dec: Decoder, source: str, to: str, out: Any) -> Any:
     mods = dec.instr.modifiers
     if source[0] != "f" and to[0] != "f":
         if "sat" in mods:
-            info = np.iinfo(out)
-            return lambda x: np.clip(x.astype(object) if width(source) == 64 else x.astype(np.int64),
-                                     int(info.min), int(info.max)).astype(out)  # fmt: skip
+            mine, theirs = np.iinfo(typed(source)), np.iinfo(out)
+            low = typed(source)(max(int(mine.min), int(theirs.min)))
+            high = typed(source)(min(int(mine.max), int(theirs.max)))
+            return lambda x: np.minimum(np.maximum(x, low), high).astype(out)
         return lambda x: x.astype(out)
     if "sat" in mods:
         raise dec.refuse("a saturating floating point conversion")
@@ -119,17 +120,17 @@ def _conversion(dec: Decoder, source: str, to: str, out: Any) -> Any:
     if round_to is None:
         raise dec.wrong("a conversion from float to integer needs .rzi, .rni, .rmi or .rpi")
     info = np.iinfo(out)
+    low, high = out(info.min), out(info.max)
+    # 0 from .f32 to at most 32 bits, else the pattern of the sign bit alone (PTX ISA, cvt)
+    not_a_number = storage(to)(0 if source != "f64" and info.bits < 64 else 1 << (info.bits - 1)).view(out)
 
     def clamp(x: Any) -> Any:
-        """Out of range goes to the nearest limit, NaN to 0 (PTX ISA, cvt)."""
-        v = np.nan_to_num(round_to(x.astype(np.float64)), nan=0.0)
-        y = np.clip(
-            v, float(info.min), np.nextafter(float(info.max), 0) if info.bits == 64 else float(info.max)
-        )
-        y = np.where(
-            v >= float(info.max), info.max, np.where(v <= float(info.min), info.min, y.astype(out))
-        ).astype(out)
-        return y if y.ndim else out(y)
+        """Out of range goes to the nearest limit."""
+        v = round_to(np.atleast_1d(x).astype(np.float64))
+        below, above, nan = v <= float(info.min), v >= float(info.max), np.isnan(v)
+        y = np.where(below | above | nan, 0.0, v).astype(out)
+        y = np.where(nan, not_a_number, np.where(above, high, np.where(below, low, y)))
+        return y if type(x) is np.ndarray else y[0]
 
     return clamp
 

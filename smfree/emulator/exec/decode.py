@@ -198,6 +198,8 @@ class Decoder:
             return self.kernel.local[name].offset + symbol.offset
         if name in self.symbols:
             return self.symbols[name] + symbol.offset
+        if name in self.kernel.call_params:
+            raise self.refuse("a function call (here one of its parameters)")
         raise self.wrong(f"symbol {name} is not defined in this module")
 
     def address(self, operand: ast.Operand, bits: int = 64) -> tuple[int | None, int]:
