@@ -121,8 +121,8 @@ class ChainConfig:
         return self.tile_bytes
 
     @property
-    def barrier_bytes(self) -> int:
-        """Shared bytes of the barrier behind the slots."""
+    def static_shared_bytes(self) -> int:
+        """Static shared memory: a barrier, padded to the alignment of the slots, where there is one."""
         return 0
 
     @property
@@ -131,14 +131,14 @@ class ChainConfig:
         raise NotImplementedError
 
     def shared_bytes_for(self, num_tiles: int) -> int:
-        """Dynamic shared memory: two slots, the barrier, and for LEG STORE the indices of all tiles."""
+        """Dynamic shared memory: two slots, and for LEG STORE the indices of all tiles."""
         table = num_tiles * INDEX_BYTES if self.leg is Leg.STORE else 0
-        return 2 * self.slot_bytes + self.barrier_bytes + table
+        return 2 * self.slot_bytes + table
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory without the indices of LEG STORE."""
-        return 2 * self.slot_bytes + self.barrier_bytes
+        return 2 * self.slot_bytes
 
 
 def run_chain(
@@ -193,7 +193,7 @@ def check_chain(
             f"use device.empty({RESULT_WORDS}, np.uint64)"
         )
     require(1 <= num_steps < 2**32, "num_steps must be 1 to 2^32 - 1", num_steps, "use 1024")
-    check_shared(config.shared_bytes_for(num_tiles), pool.device.capabilities)
+    check_shared(config.shared_bytes_for(num_tiles) + config.static_shared_bytes, pool.device.capabilities)
     return num_tiles
 
 

@@ -40,12 +40,16 @@ def most_ctas(capabilities: Capabilities, threads: int, shared_bytes: int, regis
     )
 
 
-def limiting_shared_bytes(capabilities: Capabilities, threads: int, shared_bytes: int, ctas: int) -> int:
+def limiting_shared_bytes(
+    capabilities: Capabilities, threads: int, shared_bytes: int, ctas: int, *, static_bytes: int = 0
+) -> int:
     """The least dynamic shared memory per CTA, at least ``shared_bytes``, of which no more than ``ctas`` fit.
+
+    ``static_bytes`` is what the kernel has besides.
 
     Raises ConfigError when not even ``ctas`` fit.
     """
-    fit = most_ctas(capabilities, threads, shared_bytes)
+    fit = most_ctas(capabilities, threads, shared_bytes + static_bytes)
     if fit < ctas:
         raise ConfigError(
             f"{ctas} CTAs of {threads} threads and {shared_bytes} bytes of shared memory per SM do not fit "
@@ -55,7 +59,7 @@ def limiting_shared_bytes(capabilities: Capabilities, threads: int, shared_bytes
         return shared_bytes
     too_small = capabilities.shared_bytes_per_sm // (ctas + 1)
     wanted = too_small // SHARED_GRANULE_BYTES * SHARED_GRANULE_BYTES + SHARED_GRANULE_BYTES
-    return max(shared_bytes, wanted - capabilities.reserved_shared_bytes_per_cta)
+    return max(shared_bytes, wanted - capabilities.reserved_shared_bytes_per_cta - static_bytes)
 
 
 def place_stages(
@@ -63,16 +67,17 @@ def place_stages(
     tile_bytes: int,
     threads: int,
     *,
-    shared_per_stage_bytes: int,
+    stage_bytes: int,
+    static_bytes: int = 0,
     bytes_in_flight_per_sm: int | None,
 ) -> Placement:
-    """Stages and CTAs for an engine that keeps whole tiles in flight.
+    """Stages and CTAs for an engine that keeps whole tiles in flight, ``stage_bytes`` of shared memory each.
 
     With ``bytes_in_flight_per_sm`` exactly so many (deepest pipeline first), else up to
     ``BEST_BYTES_IN_FLIGHT_PER_SM``. Raises ConfigError with the reason when it cannot be done.
     """
     if bytes_in_flight_per_sm is None:
-        return _best_stages(capabilities, tile_bytes, threads, shared_per_stage_bytes)
+        return _best_stages(capabilities, tile_bytes, threads, stage_bytes, static_bytes)
     tiles, rest = divmod(bytes_in_flight_per_sm, tile_bytes)
     if tiles == 0 or rest:
         raise ConfigError(
@@ -80,14 +85,16 @@ def place_stages(
             f"{bytes_in_flight_per_sm} and tiles of {tile_bytes}); use a tile that divides it"
         )
     for num_stages in _descending(stages for stages in range(1, MAX_STAGES + 1) if tiles % stages == 0):
-        shared_bytes = num_stages * shared_per_stage_bytes
+        shared_bytes = num_stages * stage_bytes
         ctas = tiles // num_stages
-        if ctas <= most_ctas(capabilities, threads, shared_bytes):
-            limit = limiting_shared_bytes(capabilities, threads, shared_bytes, ctas)
-            if limit <= capabilities.max_shared_bytes_per_block:
+        if ctas <= most_ctas(capabilities, threads, shared_bytes + static_bytes):
+            limit = limiting_shared_bytes(
+                capabilities, threads, shared_bytes, ctas, static_bytes=static_bytes
+            )
+            if limit + static_bytes <= capabilities.max_shared_bytes_per_block:
                 return Placement(num_stages, ctas, limit)
     reached = max(
-        stages * most_ctas(capabilities, threads, stages * shared_per_stage_bytes) * tile_bytes
+        stages * most_ctas(capabilities, threads, stages * stage_bytes + static_bytes) * tile_bytes
         for stages in range(1, MAX_STAGES + 1)
     )
     raise ConfigError(
@@ -99,10 +106,10 @@ def place_stages(
 
 
 def _best_stages(
-    capabilities: Capabilities, tile_bytes: int, threads: int, shared_per_stage_bytes: int
+    capabilities: Capabilities, tile_bytes: int, threads: int, stage_bytes: int, static_bytes: int
 ) -> Placement:
     for num_stages in range(MAX_STAGES, 0, -1):
-        fit = most_ctas(capabilities, threads, num_stages * shared_per_stage_bytes)
+        fit = most_ctas(capabilities, threads, num_stages * stage_bytes + static_bytes)
         if fit:
             wanted = -(-BEST_BYTES_IN_FLIGHT_PER_SM // (num_stages * tile_bytes))
             return Placement(num_stages, max(1, min(fit, wanted)))

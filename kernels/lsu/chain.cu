@@ -29,7 +29,7 @@ constexpr u32 BATCHED = NUM_VECTORS / BATCH * BATCH;  // the rest of a tile goes
 
 static_assert(TILE_BYTES % 16 == 0, "a tile is whole vectors of 16 bytes");
 
-extern __shared__ __align__(128) u8 smem[];
+extern __shared__ __align__(128) u8 slots[];
 
 template <u32 COUNT>
 __device__ __forceinline__ void load_vectors(u32 slot, const u8* src, u32 first) {
@@ -69,10 +69,10 @@ __device__ __forceinline__ void store_tile(u8* dst, u32 slot) {
 // The 1 (CTA per SM) lets ptxas spend registers, so that UNROLL vectors are really in flight at once.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 lsu_chain(u8* dst, const u8* pool, u32 num_tiles, u32 num_steps, u64* result) {
-  const u32 slots = smem_addr(smem);
-  const u32 indices = slots + 2 * TILE_BYTES;
+  const u32 first_slot = smem_addr(slots);
+  const u32 indices = first_slot + 2 * TILE_BYTES;
   if (leg == STORE) {
-    load_tile(slots, pool);
+    load_tile(first_slot, pool);
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < num_tiles; i += THREADS)
       st_shared(indices + i * 4, b32x1{*(const u32*)(pool + (u64)i * TILE_BYTES)});
@@ -85,7 +85,7 @@ lsu_chain(u8* dst, const u8* pool, u32 num_tiles, u32 num_steps, u64* result) {
 #pragma unroll 1
   for (u32 step = 0; step < num_steps; ++step) {
     const u64 offset = (u64)index.x * TILE_BYTES;
-    const u32 slot = leg == STORE ? slots : slots + (step & 1) * TILE_BYTES;
+    const u32 slot = leg == STORE ? first_slot : first_slot + (step & 1) * TILE_BYTES;
     if (leg != STORE) {
       load_tile(slot, pool + offset);
       ld_shared(index, slot);

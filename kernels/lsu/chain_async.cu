@@ -28,7 +28,7 @@ constexpr u32 BATCHED = NUM_VECTORS / BATCH * BATCH;  // the rest of a tile goes
 
 static_assert(TILE_BYTES % 16 == 0, "a tile is whole vectors of 16 bytes");
 
-extern __shared__ __align__(128) u8 smem[];
+extern __shared__ __align__(128) u8 slots[];
 
 template <u32 COUNT>
 __device__ __forceinline__ void load_vectors(u32 slot, const u8* src, u32 first) {
@@ -70,7 +70,7 @@ __device__ __forceinline__ void store_tile(u8* dst, u32 slot) {
 // The 1 (CTA per SM) lets ptxas spend registers, so that UNROLL vectors are really in flight at once.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 lsu_chain_async(u8* dst, const u8* pool, u32 num_tiles, u32 num_steps, u64* result) {
-  const u32 slots = smem_addr(smem);
+  const u32 first_slot = smem_addr(slots);
 
   b32x1 index{0};
   __syncthreads();
@@ -79,7 +79,7 @@ lsu_chain_async(u8* dst, const u8* pool, u32 num_tiles, u32 num_steps, u64* resu
 #pragma unroll 1
   for (u32 step = 0; step < num_steps; ++step) {
     const u64 offset = (u64)index.x * TILE_BYTES;
-    const u32 slot = slots + (step & 1) * TILE_BYTES;
+    const u32 slot = first_slot + (step & 1) * TILE_BYTES;
     load_tile(slot, pool + offset);
     ld_shared(index, slot);
     if (leg == COPY) store_tile(dst + offset, slot);

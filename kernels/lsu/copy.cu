@@ -26,7 +26,7 @@ constexpr u32 BATCH = THREADS * UNROLL;  // vectors that the CTA has in flight
 static_assert(TILE_BYTES % 16 == 0 && TILE_BYTES % VECTOR_BYTES == 0, "a tile is whole vectors");
 static_assert(THREADS % 32 == 0, "the tail of up to 31 bytes takes one thread per byte");
 
-extern __shared__ __align__(128) u8 smem[];
+extern __shared__ __align__(128) u8 staging[];
 
 __device__ __forceinline__ void load(Vector& dst, const u8* src) {
   if constexpr (READ_ONLY) ld_global_nc(dst, src);
@@ -82,7 +82,7 @@ __device__ __forceinline__ void store_tile(u8* dst, u32 tile, u32 num_vectors) {
 // and stores the first vectors before it loads the last.
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 lsu_copy(u8* dst, const u8* src, u64 num_bytes) {
-  const u32 tile_smem = smem_addr(smem);
+  const u32 tile_smem = smem_addr(staging);
   const u64 num_tiles = (num_bytes + TILE_BYTES - 1) / TILE_BYTES;
 
   for (u64 tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {

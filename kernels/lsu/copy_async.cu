@@ -28,7 +28,7 @@ static_assert(TILE_BYTES % 16 == 0, "a tile is whole vectors");
 static_assert(!BYPASS_L1 || VECTOR_BYTES == 16, "cp.async.cg copies 16 bytes");
 static_assert(THREADS % 32 == 0, "the tail of up to 15 bytes takes one thread per byte");
 
-extern __shared__ __align__(128) u8 smem[];
+extern __shared__ __align__(128) u8 stages[];
 
 __device__ __forceinline__ u32 vectors_of(u64 tile, u64 num_bytes) {
   const u64 left_bytes = num_bytes - tile * TILE_BYTES;
@@ -71,18 +71,18 @@ __device__ __forceinline__ void store_tile(u8* dst, u32 stage, u32 num_vectors) 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) lsu_copy_async(u8* dst, const u8* src, u64 num_bytes) {
-  const u32 stages = smem_addr(smem);
+  const u32 first_stage = smem_addr(stages);
   const u64 num_tiles = (num_bytes + TILE_BYTES - 1) / TILE_BYTES;
 
   u64 request = blockIdx.x;  // the next tile to ask for, NUM_STAGES ahead of the one being stored
 #pragma unroll 1
   for (u32 s = 0; s < NUM_STAGES; ++s, request += gridDim.x) {
     if (request < num_tiles)
-      load_tile(stages + s * TILE_BYTES, src + request * TILE_BYTES, vectors_of(request, num_bytes));
+      load_tile(first_stage + s * TILE_BYTES, src + request * TILE_BYTES, vectors_of(request, num_bytes));
     cp_async_commit_group();
   }
 
-  u32 stage = stages;
+  u32 stage = first_stage;
   for (u64 tile = blockIdx.x; tile < num_tiles; tile += gridDim.x, request += gridDim.x) {
     cp_async_wait_group<NUM_STAGES - 1>();
     __syncthreads();  // a wait covers only the thread's own copies
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) lsu_copy_async(u8* dst, co
     __syncthreads();  // the stage is refilled next
     if (request < num_tiles) load_tile(stage, src + request * TILE_BYTES, vectors_of(request, num_bytes));
     cp_async_commit_group();
-    stage = stage == stages + (NUM_STAGES - 1) * TILE_BYTES ? stages : stage + TILE_BYTES;
+    stage = stage == first_stage + (NUM_STAGES - 1) * TILE_BYTES ? first_stage : stage + TILE_BYTES;
   }
 
   const u32 tail_bytes = num_bytes % VECTOR_BYTES;

@@ -121,7 +121,7 @@ def throughput_config(
         capabilities,
         tile_bytes,
         used,
-        shared_per_stage_bytes=tile_bytes,
+        stage_bytes=tile_bytes,
         bytes_in_flight_per_sm=bytes_in_flight_per_sm,
     )
     return AsyncCopyConfig(

@@ -11,20 +11,20 @@
 //            stage has been read.
 // Proxies    none crossed: a tile is written and read by the async proxy, and the wait on full[s] orders the
 //            two.
-// Shared     stage s at [s x TILE_BYTES, + TILE_BYTES), NUM_STAGES of them; then full[NUM_STAGES], 8 bytes
-//            each.
+// Shared     dynamic: stages, NUM_STAGES x TILE_BYTES; static: full[NUM_STAGES], padded to 128 bytes.
 // Compile    nvcc -arch=sm_90a -cubin -I../include -DTILE_BYTES=16384 -DNUM_STAGES=4 -DTHREADS=32 bulk.cu
-// Launch     any grid (CTAs stride over the tiles), THREADS threads, NUM_STAGES x (TILE_BYTES + 8) of dynamic
+// Launch     any grid (CTAs stride over the tiles), THREADS threads, NUM_STAGES x TILE_BYTES of dynamic
 //            shared memory.
 #include "ptx.cuh"
 
 static_assert(TILE_BYTES % 16 == 0, "cp.async.bulk moves multiples of 16 bytes");
 static_assert(THREADS % 32 == 0, "the tail of up to 15 bytes takes one thread per byte");
 
-extern __shared__ __align__(128) u8 smem[];
+extern __shared__ __align__(128) u8 stages[];
+__shared__ u64 full[NUM_STAGES];
 
-__device__ __forceinline__ u32 stage_at(u32 s) { return smem_addr(smem) + s * TILE_BYTES; }
-__device__ __forceinline__ u32 full_at(u32 s) { return smem_addr(smem) + NUM_STAGES * TILE_BYTES + s * 8; }
+__device__ __forceinline__ u32 stage_at(u32 s) { return smem_addr(stages) + s * TILE_BYTES; }
+__device__ __forceinline__ u32 full_at(u32 s) { return smem_addr(full) + s * 8; }
 
 __device__ __forceinline__ u32 bytes_of(u64 tile, u64 bulk_bytes) {
   const u64 left_bytes = bulk_bytes - tile * TILE_BYTES;

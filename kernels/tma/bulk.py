@@ -23,7 +23,8 @@ from kernels.common import (
 from kernels.occupancy import place_stages
 from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream
 
-MBARRIER_BYTES = 8
+STATIC_SHARED_BYTES = 128
+"""full[], padded to the alignment of the stages."""
 unavailable = tma_unavailable
 
 
@@ -58,8 +59,8 @@ class BulkConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory per CTA: the stages, then their barriers."""
-        return max(self.num_stages * (self.tile_bytes + MBARRIER_BYTES), self.min_shared_bytes)
+        """Dynamic shared memory per CTA: the stages. The barriers are static."""
+        return max(self.num_stages * self.tile_bytes, self.min_shared_bytes)
 
     @property
     def bytes_in_flight_per_cta(self) -> int:
@@ -94,7 +95,8 @@ def throughput_config(
         capabilities,
         tile_bytes,
         used,
-        shared_per_stage_bytes=tile_bytes + MBARRIER_BYTES,
+        stage_bytes=tile_bytes,
+        static_bytes=STATIC_SHARED_BYTES,
         bytes_in_flight_per_sm=bytes_in_flight_per_sm,
     )
     return BulkConfig(tile_bytes, placed.num_stages, used, placed.ctas_per_sm, placed.min_shared_bytes)
@@ -110,7 +112,7 @@ def copy(
     """
     capabilities = src.device.capabilities
     check_available(unavailable(capabilities))
-    check_shared(config.shared_bytes, capabilities)
+    check_shared(config.shared_bytes + STATIC_SHARED_BYTES, capabilities)
     check_operands("cp.async.bulk", dst, src)
     if src.nbytes == 0:
         return LaunchInfo(None)

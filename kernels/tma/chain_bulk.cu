@@ -14,8 +14,8 @@
 //            wait on full[] saves that last one.
 // Proxies    every thread reads the index with a plain load, and the slot is overwritten by the async proxy
 //            two steps later: fence.proxy.async in between, issued while the next tile is under way.
-// Shared     two slots of TILE_BYTES, used in turn, so that a slow reader of the last index is never
-//            overwritten; full, 8 bytes, and 8 unused; LEG STORE: then num_tiles indices of 4 bytes.
+// Shared     dynamic: two slots of TILE_BYTES, used in turn, so that a slow reader of the last index is never
+//            overwritten; LEG STORE: then num_tiles indices of 4 bytes. Static: full, padded to 128 bytes.
 // Result     result[0] SM cycles, result[1] nanoseconds, result[2] the index after the last step.
 // Compile    nvcc -arch=sm_90a -cubin -I../include -DTILE_BYTES=4096 -DTHREADS=128 -DLEG=LOAD chain_bulk.cu
 // Launch     one CTA of THREADS threads, the shared memory above.
@@ -27,16 +27,17 @@ constexpr Leg leg = LEG;
 
 static_assert(TILE_BYTES % 16 == 0, "cp.async.bulk moves multiples of 16 bytes");
 
-extern __shared__ __align__(128) u8 smem[];
+extern __shared__ __align__(128) u8 slots[];
+__shared__ u64 full;
 
-__device__ __forceinline__ void load_tile(u32 slot, const u8* src, u32 full, u32 phase) {
+__device__ __forceinline__ void load_tile(u32 slot, const u8* src, u32 phase) {
   if (threadIdx.x == 0) {
-    mbarrier_arrive_expect_tx(full, TILE_BYTES);
-    cp_async_bulk_shared_global(slot, src, TILE_BYTES, full);
+    mbarrier_arrive_expect_tx(smem_addr(&full), TILE_BYTES);
+    cp_async_bulk_shared_global(slot, src, TILE_BYTES, smem_addr(&full));
   }
   fence_proxy_async_shared_cta();  // my read of the last index comes before the copy that overwrites it
   if (threadIdx.x == 0) {
-    while (!mbarrier_try_wait_parity(full, phase)) {}
+    while (!mbarrier_try_wait_parity(smem_addr(&full), phase)) {}
   }
   __syncthreads();
 }
@@ -52,15 +53,14 @@ __device__ __forceinline__ void store_tile(u8* dst, u32 slot) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 tma_chain_bulk(u8* dst, const u8* pool, u32 num_tiles, u32 num_steps, u64* result) {
-  const u32 slots = smem_addr(smem);
-  const u32 full = slots + 2 * TILE_BYTES;
-  const u32 indices = full + 16;
+  const u32 first_slot = smem_addr(slots);
+  const u32 indices = first_slot + 2 * TILE_BYTES;
   if (threadIdx.x == 0) {
-    mbarrier_init(full, 1);
+    mbarrier_init(smem_addr(&full), 1);
     fence_mbarrier_init();  // the TMA counts bytes on full at cluster scope: it must find it initialised
   }
   if (leg == STORE) {
-    load_tile(slots, pool, full, 0);
+    load_tile(first_slot, pool, 0);
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < num_tiles; i += THREADS)
       st_shared(indices + i * 4, b32x1{*(const u32*)(pool + (u64)i * TILE_BYTES)});
@@ -73,9 +73,9 @@ tma_chain_bulk(u8* dst, const u8* pool, u32 num_tiles, u32 num_steps, u64* resul
 #pragma unroll 1
   for (u32 step = 0; step < num_steps; ++step) {
     const u64 offset = (u64)index.x * TILE_BYTES;
-    const u32 slot = leg == STORE ? slots : slots + (step & 1) * TILE_BYTES;
+    const u32 slot = leg == STORE ? first_slot : first_slot + (step & 1) * TILE_BYTES;
     if (leg != STORE) {
-      load_tile(slot, pool + offset, full, step & 1);
+      load_tile(slot, pool + offset, step & 1);
       ld_shared(index, slot);
     }
     if (leg != LOAD) store_tile(dst + offset, slot);

@@ -14,9 +14,9 @@ class BulkChainConfig(ChainConfig):
     """How ``tma_chain_bulk`` is compiled; all three legs."""
 
     @property
-    def barrier_bytes(self) -> int:
-        """``full``, padded to 16 bytes."""
-        return 16
+    def static_shared_bytes(self) -> int:
+        """``full``, padded to the alignment of the slots."""
+        return 128
 
     @property
     def source(self) -> CudaSource:

@@ -16,9 +16,9 @@
 //            wait on full[] saves that last one.
 // Proxies    every thread reads the index with a plain load, and the slot is overwritten by the async proxy
 //            two steps later: fence.proxy.async in between, issued while the next tile is under way.
-// Shared     two slots at [0] and [SLOT_BYTES], used in turn, so that a slow reader of the last index is
-//            never overwritten; full, 8 bytes, and 8 unused; LEG STORE: then num_tiles indices of 4 bytes.
-//            SLOT_BYTES is TILE_BYTES rounded up to 128.
+// Shared     dynamic: two slots of SLOT_BYTES (TILE_BYTES rounded up to 128), used in turn, so that a slow
+//            reader of the last index is never overwritten; LEG STORE: then num_tiles indices of 4 bytes.
+//            Static: full, padded to 128 bytes.
 // Result     result[0] SM cycles, result[1] nanoseconds, result[2] the index after the last step.
 // Compile    nvcc -arch=sm_90a -cubin -I../include -DROW_BYTES=128 -DBOX_ROWS=32 -DTHREADS=128 -DLEG=LOAD
 //            chain_tensor.cu
@@ -33,16 +33,17 @@ constexpr u32 SLOT_BYTES = (TILE_BYTES + 127) / 128 * 128;  // tensor copies nee
 
 static_assert(ROW_BYTES % 16 == 0 && BOX_ROWS <= 256, "what a tensor map's box allows");
 
-extern __shared__ __align__(128) u8 smem[];
+extern __shared__ __align__(128) u8 slots[];
+__shared__ u64 full;
 
-__device__ __forceinline__ void load_tile(u32 slot, const TensorMap& map, u32 index, u32 full, u32 phase) {
+__device__ __forceinline__ void load_tile(u32 slot, const TensorMap& map, u32 index, u32 phase) {
   if (threadIdx.x == 0) {
-    mbarrier_arrive_expect_tx(full, TILE_BYTES);
-    cp_async_bulk_tensor_2d_shared_global(slot, &map, 0, index * BOX_ROWS, full);
+    mbarrier_arrive_expect_tx(smem_addr(&full), TILE_BYTES);
+    cp_async_bulk_tensor_2d_shared_global(slot, &map, 0, index * BOX_ROWS, smem_addr(&full));
   }
   fence_proxy_async_shared_cta();  // my read of the last index comes before the copy that overwrites it
   if (threadIdx.x == 0) {
-    while (!mbarrier_try_wait_parity(full, phase)) {}
+    while (!mbarrier_try_wait_parity(smem_addr(&full), phase)) {}
   }
   __syncthreads();
 }
@@ -59,15 +60,14 @@ __device__ __forceinline__ void store_tile(const TensorMap& map, u32 index, u32 
 extern "C" __global__ void __launch_bounds__(THREADS)
 tma_chain_tensor(const __grid_constant__ TensorMap dst_map, const __grid_constant__ TensorMap pool_map,
                  const u8* pool, u32 num_tiles, u32 num_steps, u64* result) {
-  const u32 slots = smem_addr(smem);
-  const u32 full = slots + 2 * SLOT_BYTES;
-  const u32 indices = full + 16;
+  const u32 first_slot = smem_addr(slots);
+  const u32 indices = first_slot + 2 * SLOT_BYTES;
   if (threadIdx.x == 0) {
-    mbarrier_init(full, 1);
+    mbarrier_init(smem_addr(&full), 1);
     fence_mbarrier_init();  // the TMA counts bytes on full at cluster scope: it must find it initialised
   }
   if (leg == STORE) {
-    load_tile(slots, pool_map, 0, full, 0);
+    load_tile(first_slot, pool_map, 0, 0);
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < num_tiles; i += THREADS)
       st_shared(indices + i * 4, b32x1{*(const u32*)(pool + (u64)i * TILE_BYTES)});
@@ -80,9 +80,9 @@ tma_chain_tensor(const __grid_constant__ TensorMap dst_map, const __grid_constan
 #pragma unroll 1
   for (u32 step = 0; step < num_steps; ++step) {
     const u32 tile = index.x;
-    const u32 slot = leg == STORE ? slots : slots + (step & 1) * SLOT_BYTES;
+    const u32 slot = leg == STORE ? first_slot : first_slot + (step & 1) * SLOT_BYTES;
     if (leg != STORE) {
-      load_tile(slot, pool_map, tile, full, step & 1);
+      load_tile(slot, pool_map, tile, step & 1);
       ld_shared(index, slot);
     }
     if (leg != LOAD) store_tile(dst_map, tile, slot);

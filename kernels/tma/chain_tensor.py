@@ -34,9 +34,9 @@ class TensorChainConfig(ChainConfig):
         return -(-self.tile_bytes // 128) * 128
 
     @property
-    def barrier_bytes(self) -> int:
-        """``full``, padded to 16 bytes."""
-        return 16
+    def static_shared_bytes(self) -> int:
+        """``full``, padded to the alignment of the slots."""
+        return 128
 
     @property
     def source(self) -> CudaSource:

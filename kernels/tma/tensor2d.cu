@@ -13,23 +13,26 @@
 //            wait_group.read frees the stage.
 // Proxies    none crossed: a tile is written and read by the async proxy, and the wait on full[s] orders the
 //            two.
-// Shared     stage s at [s x STAGE_BYTES, + TILE_BYTES), NUM_STAGES of them, STAGE_BYTES a multiple of 128
-//            (1024, 512, 256 under a 128, 64, 32-byte swizzle); then full[NUM_STAGES], 8 bytes each.
-// Compile    nvcc -arch=sm_90a -cubin -I../include -DROW_BYTES=128 -DBOX_ROWS=128 -DSTAGE_BYTES=16384
+// Shared     dynamic: stages, NUM_STAGES x STAGE_BYTES, where STAGE_BYTES is TILE_BYTES rounded up to
+//            STAGE_ALIGN: 128, or the swizzle's period (256, 512, 1024 for 32, 64, 128 bytes), so that each
+//            stage starts a pattern; static: full[NUM_STAGES], padded to STAGE_ALIGN.
+// Compile    nvcc -arch=sm_90a -cubin -I../include -DROW_BYTES=128 -DBOX_ROWS=128 -DSTAGE_ALIGN=128
 //            -DNUM_STAGES=4 -DTHREADS=32 tensor2d.cu
-// Launch     any grid (CTAs stride over the tiles), THREADS threads, NUM_STAGES x (STAGE_BYTES + 8) of
-//            dynamic shared memory.
+// Launch     any grid (CTAs stride over the tiles), THREADS threads, NUM_STAGES x STAGE_BYTES of dynamic
+//            shared memory.
 #include "ptx.cuh"
 
 constexpr u32 TILE_BYTES = BOX_ROWS * ROW_BYTES;
+constexpr u32 STAGE_BYTES = (TILE_BYTES + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
 
 static_assert(ROW_BYTES % 16 == 0 && BOX_ROWS <= 256, "what a tensor map's box allows");
-static_assert(STAGE_BYTES % 128 == 0 && STAGE_BYTES >= TILE_BYTES, "stages are 128-byte aligned");
+static_assert(STAGE_ALIGN % 128 == 0, "a tensor copy's shared address is 128-byte aligned");
 
-extern __shared__ __align__(1024) u8 smem[];
+extern __shared__ __align__(STAGE_ALIGN) u8 stages[];
+__shared__ u64 full[NUM_STAGES];
 
-__device__ __forceinline__ u32 stage_at(u32 s) { return smem_addr(smem) + s * STAGE_BYTES; }
-__device__ __forceinline__ u32 full_at(u32 s) { return smem_addr(smem) + NUM_STAGES * STAGE_BYTES + s * 8; }
+__device__ __forceinline__ u32 stage_at(u32 s) { return smem_addr(stages) + s * STAGE_BYTES; }
+__device__ __forceinline__ u32 full_at(u32 s) { return smem_addr(full) + s * 8; }
 
 __device__ __forceinline__ void load_tile(u32 s, const TensorMap& src_map, u64 tile) {
   mbarrier_arrive_expect_tx(full_at(s), TILE_BYTES);

@@ -28,7 +28,6 @@ from kernels.occupancy import place_stages
 from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream, Swizzle, TensorMap
 from smfree.cuda.tensormap import DataType, TensorMapSpec, encode
 
-MBARRIER_BYTES = 8
 ELEMENT_BYTES = 4
 MAX_BOX = 256
 MAX_ROWS = 2**31
@@ -84,10 +83,14 @@ class Tensor2dConfig:
         return self.tile_bytes // self.row_bytes
 
     @property
+    def stage_align(self) -> int:
+        """Alignment of a stage; also the static shared memory, which is the barriers padded to it."""
+        return SWIZZLES[self.swizzle]
+
+    @property
     def stage_bytes(self) -> int:
         """Distance of two stages in shared memory."""
-        align = SWIZZLES[self.swizzle]
-        return -(-self.tile_bytes // align) * align
+        return -(-self.tile_bytes // self.stage_align) * self.stage_align
 
     @property
     def full_arrivals(self) -> int:
@@ -101,8 +104,8 @@ class Tensor2dConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory per CTA: the stages, then their barriers."""
-        return max(self.num_stages * (self.stage_bytes + MBARRIER_BYTES), self.min_shared_bytes)
+        """Dynamic shared memory per CTA: the stages. The barriers are static."""
+        return max(self.num_stages * self.stage_bytes, self.min_shared_bytes)
 
     @property
     def bytes_in_flight_per_cta(self) -> int:
@@ -117,7 +120,7 @@ class Tensor2dConfig:
             {
                 "ROW_BYTES": self.row_bytes,
                 "BOX_ROWS": self.box_rows,
-                "STAGE_BYTES": self.stage_bytes,
+                "STAGE_ALIGN": self.stage_align,
                 "NUM_STAGES": self.num_stages,
                 "THREADS": self.threads,
             },
@@ -159,7 +162,8 @@ def throughput_config(
         capabilities,
         tile_bytes,
         used,
-        shared_per_stage_bytes=one.stage_bytes + MBARRIER_BYTES,
+        stage_bytes=one.stage_bytes,
+        static_bytes=one.stage_align,
         bytes_in_flight_per_sm=bytes_in_flight_per_sm,
     )
     return Tensor2dConfig(
@@ -181,7 +185,7 @@ def copy(
     """
     capabilities = src.device.capabilities
     check_available(unavailable(capabilities))
-    check_shared(config.shared_bytes, capabilities)
+    check_shared(config.shared_bytes + config.stage_align, capabilities)
     check_operands("cp.async.bulk.tensor", dst, src)
     if src.nbytes == 0:
         return LaunchInfo(None)

@@ -103,7 +103,7 @@ def test_zero_bytes_work_and_launch_nothing(name: str, device: Device) -> None:
 def test_shape_and_dtype_do_not_matter(name: str, dtype: type, device: Device) -> None:
     engine = usable(name, device)
     data = np.random.default_rng(5).integers(0, 256, (37, 29, np.dtype(dtype).itemsize), dtype=np.uint8)
-    values = data.view(dtype)[..., 0]
+    values: np.ndarray = data.view(dtype)[..., 0]
     src, dst = device.asarray(values), device.asarray(np.zeros_like(values))
     engine.copy(dst, src, config=CONFIGS[name][0])
     device.synchronize()

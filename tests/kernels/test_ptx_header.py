@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -79,7 +80,7 @@ def test_every_function_of_the_header_is_used_by_a_kernel() -> None:
 
 
 @pytest.mark.parametrize("file", KERNEL_FILES, ids=[f"{f.parent.name}/{f.name}" for f in KERNEL_FILES])
-def test_a_kernel_file_explains_itself_and_stays_short(file: KERNELS.__class__) -> None:
+def test_a_kernel_file_explains_itself_and_stays_short(file: Path) -> None:
     text = file.read_text()
     header = text.split("#include")[0]
     assert header.splitlines()[0].endswith("?"), "the first line is the question that the kernel answers"
