@@ -137,6 +137,7 @@ def _uses_our_device(metafunc: pytest.Metafunc) -> bool:
     return bool(found) and found[-1].func.__module__ == __name__
 
 
+@pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     ours = session_of(config)
     measured = [item for item in items if _measures(item)]
@@ -148,16 +149,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not ours.given.wants_table():
         config._benchmarksession.quiet = True  # type: ignore[attr-defined]
     ours.progress = Progress(len(measured))
+    if ours.progress.enabled and config.get_verbosity() <= 0:
+        names = {item.nodeid: item.name for item in measured}
+        config.pluginmanager.register(ProgressHooks(ours.progress, names), "smfree-progress")
 
 
 def _measures(item: pytest.Item) -> bool:
     return "measure" in getattr(item, "fixturenames", ())
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if _measures(item):
-        session_of(item.config).progress.begin(item.name)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -167,8 +165,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         ours = session_of(item.config)
         if report.skipped and isinstance(report.longrepr, tuple):
             ours.log.skips.append(_skip_record(ours, item, report.longrepr[2]))
-        if report.when == "teardown":
-            ours.progress.finish()
     return report
 
 
@@ -178,13 +174,29 @@ def _skip_record(ours: Session, item: pytest.Item, text: str) -> SkipRecord:
     return SkipRecord(item.nodeid, str(spec), folder, text.removeprefix("Skipped: "))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> tuple[str, str, str] | None:
-    """While the progress line is shown, passing points print no dots into it."""
-    ours = config.stash.get(SESSION, None)
-    if ours is not None and ours.progress.enabled and report.passed and config.get_verbosity() <= 0:
-        return ("passed" if report.when == "call" else "", "", "")
-    return None
+class ProgressHooks:
+    """The progress line; registered only where there is a terminal to rewrite and points to measure."""
+
+    def __init__(self, progress: Progress, names: dict[str, str]) -> None:
+        self._progress = progress
+        self._names = names
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        if nodeid in self._names:
+            self._progress.begin(self._names[nodeid])
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if nodeid in self._names:
+            self._progress.finish()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Points that are good or not possible here print no letter into the line."""
+        if report.nodeid not in self._names or report.failed:
+            return None
+        counted = report.skipped or report.when == "call"
+        return (report.outcome if counted else "", "", "SKIPPED" if report.skipped else "")
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
@@ -207,11 +219,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"smfree device {line}" for line in ours.log.devices.values()]
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> Iterator[None]:
-    """After everybody else, and even when pytest-benchmark ends the run because of a regression."""
+    """Last of all, and even when pytest-benchmark ends the run because of a regression."""
     try:
         yield
     finally:

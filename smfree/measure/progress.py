@@ -10,7 +10,7 @@ from typing import TextIO
 class Progress:
     """Rewrites one line of ``stream``: done / total, the current point, time left."""
 
-    def __init__(self, total: int, stream: TextIO | None = None, *, width: int = 100) -> None:
+    def __init__(self, total: int, stream: TextIO | None = None, *, width: int = 78) -> None:
         self._stream = stream if stream is not None else sys.__stderr__
         self._width = width
         self._total = total
@@ -21,7 +21,7 @@ class Progress:
     def begin(self, name: str) -> None:
         """Show ``name`` as the current point."""
         if self.enabled:
-            self._show(f"[{self._done + 1}/{self._total}] {name}{self._left()}")
+            self._show(f"[{self._done + 1}/{self._total}{self._left()}] {name}")
 
     def finish(self) -> None:
         """Count the current point as done; clears the line after the last one."""
@@ -38,7 +38,7 @@ class Progress:
         if self._done < 5:
             return ""
         spent = time.perf_counter() - self._start
-        return f"  about {spent / self._done * (self._total - self._done):.0f} s left"
+        return f", about {spent / self._done * (self._total - self._done):.0f} s left"
 
     def _show(self, text: str) -> None:
         assert self._stream is not None

@@ -8,8 +8,6 @@ import pytest
 
 from tests.measure import fakes
 
-pytest_plugins = ["pytester"]
-
 BENCH = '''
 import pytest
 from smfree.measure.fixture import ChainReading, Point
