@@ -1,0 +1,139 @@
+"""What the Markdown pages show is true: examples run and print what they say, commands name what exists."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from smfree.emulator.counters import Counters
+from tests.docs_kit import PAGES, ROOT, Block, Command, commands, examples
+
+EXAMPLES = examples()
+COMMANDS = commands()
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
+
+
+def words_of(text: str) -> list[str]:
+    """Printed text without line breaks, this machine's paths, line numbers and register names."""
+    text = text.replace(f"{ROOT}/", "")
+    text = " ".join(text.split())
+    text = re.sub(r"launched at \S+", "launched at LINE", text)
+    text = re.sub(r"(\.cuh?:|PTX line )\d+", r"\1N", text)
+    return re.sub(r"%rd?\d+", "%r", text).split()
+
+
+@pytest.mark.parametrize(("block", "output"), EXAMPLES, ids=[block.id for block, _ in EXAMPLES])
+def test_an_example_runs_and_prints_what_the_page_says(
+    block: Block, output: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("SMFREE_CACHE_DIR", str(tmp_path))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(block.text, block.id, "exec"), {"__name__": "__main__"})
+    assert words_of(printed.getvalue()) == words_of(output or "")
+
+
+def test_the_readme_has_examples_of_every_kind() -> None:
+    assert len([1 for block, _ in EXAMPLES if block.page.name == "README.md"]) >= 4
+    assert any("deadlock:" in (output or "") for _, output in EXAMPLES)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=[command.id for command in COMMANDS])
+def test_a_command_names_what_exists(command: Command, tmp_path: Path) -> None:
+    program, *args = command.words
+    if program == "make":
+        check_make(args, tmp_path)
+    elif program == "pytest":
+        check_pytest(args, tmp_path)
+    elif program == "python" and args[0] == "-m":
+        assert importlib.util.find_spec(args[1]) is not None
+    elif program == "python":
+        unknown = {a.split("=")[0] for a in args if a.startswith("--")} - options_of(args[0])
+        assert not unknown, f"{args[0]} has no {unknown}"
+    elif program == "smfree":
+        assert args[0] in ("devices", "compare")
+        unknown = {a.split("=")[0] for a in args if a.startswith("--")} - options_of(
+            f"-m smfree.cli {args[0]}"
+        )
+        assert not unknown, f"smfree {args[0]} has no {unknown}"
+    elif program in ("cp", "cd", "git", ".venv/bin/pre-commit"):
+        missing = [a for a in args if a.startswith(("kernels/", "scripts/")) and not (ROOT / a).exists()]
+        assert not missing
+    else:
+        pytest.fail(f"{program}: teach this test what it is")
+
+
+def check_make(args: list[str], tmp_path: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for arg in args:
+        name, is_variable, value = arg.partition("=")
+        if not is_variable:
+            assert re.search(rf"^{name}:", makefile, re.MULTILINE), f"the Makefile has no target {name}"
+            continue
+        assert f"$({name})" in makefile, f"the Makefile has no variable {name}"
+        if name == "ARGS" and "bench" in args:
+            check_pytest(["bench/", *shlex.split(value)], tmp_path)
+
+
+def check_pytest(args: list[str], tmp_path: Path) -> None:
+    """Collect only: paths, options and filters must all be real, and something must be selected."""
+    here = [re.sub(r"cuda:\d+", "emu:h100", arg) for arg in args]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *here, f"--benchmark-storage={tmp_path}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+@cache
+def options_of(script: str) -> frozenset[str]:
+    """Options that ``python SCRIPT --help`` lists ("-m pytest" for pytest itself)."""
+    done = subprocess.run(
+        [sys.executable, *shlex.split(script), "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return frozenset(OPTION.findall(done.stdout))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_a_page_names_options_links_and_files_that_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    programs = ("-m pytest", "-m smfree.cli compare", "scripts/gpu_run.py")
+    known = frozenset().union(*(options_of(program) for program in programs)) | {"--query-metrics"}
+    assert set(OPTION.findall(text)) <= known
+    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
+    assert not [link for link in links if not (page.parent / link).exists()]
+    files = re.findall(r"`((?:kernels|smfree|scripts|tests|bench|docs)/[\w./*]+)`", text)
+    real = [name for name in files if not re.search("FAMILY|NAME", name)]
+    assert not [name for name in real if not list(ROOT.glob(name.rstrip("/")))]
+    assert not re.search(r"(?<![\w.~])/(?:home|root|work|Users)/", text), "a path of one machine"
+
+
+def test_every_rule_in_the_emulators_page_is_one_of_the_code() -> None:
+    page = (ROOT / "docs" / "emulator.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.endswith(("| error |", "| strict |"))]
+    named = {rule for row in rows for rule in re.findall(r"`([a-z.]+\.[a-z_]+)`", row.split("|")[1])}
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "smfree" / "emulator").rglob("*.py"))
+    assert len(named) > 30
+    assert not {rule for rule in named if f'"{rule}"' not in code} - composed_rules(code)
+
+
+def composed_rules(code: str) -> set[str]:
+    """Rules whose name is put together where they are raised."""
+    assert '"copy.destination_" + ("overwritten" if writes else "read")' in code
+    return {"copy.destination_read", "copy.destination_overwritten"}
+
+
+def test_every_counter_is_defined() -> None:
+    page = (ROOT / "docs" / "counting.md").read_text(encoding="utf-8")
+    missing = [name for name in Counters.__dataclass_fields__ if f"`{name}`" not in page]
+    assert not missing, "docs/counting.md does not define them"
