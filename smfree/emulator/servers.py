@@ -6,6 +6,9 @@ earlier one. The bank keeps a calendar instead: how much of each bin of time is 
 requests is served first come, first served in the time that is still free: arrival times are mapped to
 "free time so far", the queue is solved there with a cumulative maximum, and the finish times are mapped back.
 
+While the requests of a server come in order, a plain queue is exact and cheap; they enter the calendar when the
+first one comes that does not.
+
 Inside a bin the taken part counts as lying at its beginning, so two calls can err by a bin against each
 other; within one call the queue is exact. Work longer than a bin also takes what was idle in its first bin:
 otherwise a short request behind it could slip in there.
@@ -13,6 +16,7 @@ otherwise a short request behind it could slip in there.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -23,11 +27,8 @@ I8 = NDArray[np.int64]
 
 _SMALL = 24  # below this many requests a loop over Python floats is faster than numpy
 _ROUNDING = 1e-4  # cycles; above the error of a cumulative maximum over shifted groups
+_DEFERRED = 256  # batches served in order and not yet in the calendar; older ones are forgotten
 _HISTORY = 512  # bins kept behind the earliest request of a batch
-
-
-def _alike(values: list[Any]) -> bool:
-    return values.count(values[0]) == len(values)
 
 
 class ServerBank:
@@ -37,6 +38,9 @@ class ServerBank:
         self.count = count
         self.bin = float(bin_cycles)
         self._initial_bins = bins
+        self._latest = np.zeros(count)  # latest arrival at each server
+        self._until = np.zeros(count)  # busy until
+        self._deferred: deque[tuple[int, Any, Any]] = deque(maxlen=_DEFERRED)
         self._allocate(bins)
 
     def _allocate(self, bins: int) -> None:
@@ -48,6 +52,8 @@ class ServerBank:
 
     def reset(self) -> None:
         """Forget all work."""
+        self._latest[:] = self._until[:] = 0.0
+        self._deferred.clear()
         if self._bins != self._initial_bins:
             self._allocate(self._initial_bins)
         else:
@@ -60,17 +66,66 @@ class ServerBank:
         Ties are served in the order given. The result is never below ``t + work``.
         """
         n = len(t)
-        if n <= _SMALL:
-            times, works, servers = t.tolist(), work.tolist(), server.tolist()
-            if n > 1 and _alike(times) and _alike(works) and _alike(servers):
-                # Equal requests at one moment leave one by one, the last when the work of all is done.
-                end = self._serve_one(servers[0], times[0], works[0] * n)
-                return end - works[0] * np.arange(n - 1.0, -1.0, -1.0)
-            out = [0.0] * n
-            for i in sorted(range(n), key=times.__getitem__) if n > 1 else range(n):
-                out[i] = self._serve_one(servers[i], times[i], works[i])
-            return np.array(out)
-        return self._serve_many(server, t, work)
+        if n == 0:
+            return np.empty(0)
+        if self.count == 1 or n == 1 or bool((server == server[0]).all()):
+            one = int(server[0])
+            finish = self._in_order(one, t, work) if n > _SMALL else self._few_in_order(one, t, work)
+            if finish is not None:
+                return finish
+        if self._deferred:
+            self._enter_deferred()
+        finish = self._calendar(server, t, work)
+        np.maximum.at(self._latest, server, t)
+        np.maximum.at(self._until, server, finish)
+        return finish
+
+    def _few_in_order(self, server: int, t: F8, work: F8) -> F8 | None:
+        """Like :meth:`_in_order`, faster for a few."""
+        times, works = t.tolist(), work.tolist()
+        n = len(times)
+        order = sorted(range(n), key=times.__getitem__) if n > 1 else (0,)
+        if times[order[0]] < self._latest[server]:
+            return None
+        free = float(self._until[server])
+        begins, out = [0.0] * n, [0.0] * n
+        for i in order:
+            arrive = times[i]
+            begins[i] = begin = free if free > arrive else arrive
+            out[i] = free = begin + works[i]
+        self._latest[server], self._until[server] = times[order[-1]], free
+        self._deferred.append((server, begins, works))
+        return np.array(out)
+
+    def _in_order(self, server: int, t: F8, work: F8) -> F8 | None:
+        """The plain queue of one server, None if some request arrives before one served earlier."""
+        order: Any = slice(None) if bool((t[1:] >= t[:-1]).all()) else np.argsort(t, kind="stable")
+        arrive, w = t[order], work[order]
+        if arrive[0] < self._latest[server]:
+            return None
+        total = np.cumsum(w)
+        begin = np.maximum(np.maximum.accumulate(arrive - (total - w)), self._until[server]) + (total - w)
+        finish = np.empty_like(begin)
+        finish[order] = begin + w
+        self._latest[server], self._until[server] = arrive[-1], begin[-1] + w[-1]
+        self._deferred.append((server, begin, w))
+        return finish
+
+    def _enter_deferred(self) -> None:
+        """Put what was served in order into the calendar, now that a request wants an earlier time."""
+        for server, begin, work in self._deferred:
+            self._calendar(np.full(len(begin), server), np.asarray(begin), np.asarray(work))
+        self._deferred.clear()
+
+    def _calendar(self, server: I8, t: F8, work: F8) -> F8:
+        n = len(t)
+        if n > _SMALL:
+            return self._serve_many(server, t, work)
+        times, works, servers = t.tolist(), work.tolist(), server.tolist()
+        out = [0.0] * n
+        for i in sorted(range(n), key=times.__getitem__) if n > 1 else range(n):
+            out[i] = self._serve_one(servers[i], times[i], works[i])
+        return np.array(out)
 
     def _reserve(self, first: int, last: int) -> None:
         """Make the calendar hold bin numbers ``first`` .. ``last``, forgetting bins well before ``first``."""

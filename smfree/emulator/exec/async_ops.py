@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.errors import CopyFault
-from smfree.emulator.exec.decode import LOCAL_WINDOW, PARAM_WINDOW, WINDOW_BYTES
+from smfree.emulator.exec.values import LOCAL_WINDOW, PARAM_WINDOW, WINDOW_BYTES
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_ops import flat_addresses
 from smfree.emulator.exec.sync_ops import _ints
-from smfree.emulator.exec.table import Visible, visible
+from smfree.emulator.exec.memory_unit import Issue
+from smfree.emulator.exec.table import Access, AccessKind, Visible, visible
 from smfree.emulator.ptx import ast
 
 if TYPE_CHECKING:
@@ -84,10 +85,13 @@ def _cp_async(dec: Decoder, ins: ast.Instr) -> Visible:
         if ignores:  # where the predicate holds, nothing is read and zeros are written
             read = nbytes * (1 - read)
         launch.copy.cp_async(
-            g, flat_addresses(g, d_base, d_off), flat_addresses(g, s_base, s_off), nbytes, read, cache
+            Issue(g), flat_addresses(g, d_base, d_off), flat_addresses(g, s_base, s_off), nbytes, read, cache
         )
         return True
 
+    if src_size is None:
+        addresses = ((d_base, d_off), (s_base, s_off))
+        return Access(AccessKind.CP_ASYNC, "shared", nbytes, 1, addresses, (), act, cache)
     return act
 
 

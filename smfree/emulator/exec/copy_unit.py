@@ -10,6 +10,7 @@ from smfree.emulator.copies import CopyEngine, CopyGroups, PendingCopies
 from smfree.emulator.errors import Unsupported
 from smfree.emulator.exec.async_ops import map_in_params
 from smfree.emulator.exec.lanes import Group
+from smfree.emulator.exec.memory_unit import Issue
 from smfree.emulator.tensormap import TensorMap, box_rows, decode
 
 if TYPE_CHECKING:
@@ -37,44 +38,47 @@ class CopyUnit:
 
     # ---------------------------------------------------------------- issue
 
-    def cp_async(self, g: Group, dst: Any, src: Any, nbytes: int, src_bytes: Any, cache: str) -> None:
-        launch, lanes = self.launch, g.lanes
-        flat = launch.memory.flat_shared(g, dst, nbytes)
+    def cp_async(self, at: Issue, dst: Any, src: Any, nbytes: int, src_bytes: Any, cache: str) -> None:
+        """``cp.async`` of one instruction, or of several at once."""
+        launch, lanes = self.launch, at.lanes
+        flat = launch.memory.flat_shared(lanes, dst, nbytes)
         group = self.cp_groups.current(lanes.ids)
         batch = self.engine.cp_async(
-            lanes.ids, flat, src, nbytes, src_bytes, group=group, cache=cache, label=launch.here(g)
+            lanes.ids, flat, src, nbytes, src_bytes, group=group, cache=cache, label=launch.here(at.group)
         )
         self.cp_groups.add(batch)
-        read = lanes.n * nbytes if src_bytes is None else int(np.sum(np.broadcast_to(src_bytes, lanes.n)))
-        launch.counters.cp_async_requests += len(lanes.warps)
-        launch.counters.bytes_async += read
-        pattern = launch.memory.pattern(g, src, nbytes)
+        pattern = launch.memory.pattern(at, src, nbytes)
         sectors, total = pattern.sectors
-        launch.counters.global_load_sectors += total
-        if launch.clock is not None:
-            t = launch.settle(g)
-            asked = np.full(lanes.n, nbytes) if src_bytes is None else np.broadcast_to(src_bytes, lanes.n)
-            per_warp = np.add.reduceat(asked, lanes.warp_starts)
-            if src_bytes is None:
-                hits, _ = launch.memory.l2_hits(pattern, src, write=False)
-            else:
-                reading = np.flatnonzero(asked > 0)
-                held = np.zeros(lanes.n, np.int64)
-                if len(reading):
-                    held[reading] = launch.memory.range_hits(src[reading], asked[reading], write=False)
-                hits = np.add.reduceat(held, lanes.warp_starts)
-            done = launch.clock.global_load(lanes.sm, t, per_warp, sectors, hits, path="cp.async")
-            batch.complete_at[:] = batch.read_at[:] = done[lanes.warp_index]
+        counters = launch.counters
+        counters.cp_async_requests += len(lanes.warps)
+        counters.global_load_sectors += total
+        if src_bytes is None:
+            counters.bytes_async += lanes.n * nbytes
         else:
-            self._remember_issuers(g)
-            self.pending.append(
-                batch
-            )  # under the clock only a wait completes it: nobody else may look earlier
+            src_bytes = np.broadcast_to(src_bytes, lanes.n)
+            counters.bytes_async += int(src_bytes.sum())
+        if launch.clock is None:
+            self._remember_issuers(at.group)
+            self.pending.append(batch)
+            return
+        # Under the clock only a wait completes it: nobody else may look at the bytes earlier.
+        t = at.times(launch)
+        if src_bytes is None:
+            hits, per_warp = launch.memory.l2_hits(pattern, src, write=False)
+        else:
+            per_warp = np.add.reduceat(src_bytes, lanes.warp_starts)
+            held = np.zeros(lanes.n, np.int64)
+            reading = np.flatnonzero(src_bytes > 0)
+            if len(reading):
+                held[reading] = launch.memory.range_hits(src[reading], src_bytes[reading], write=False)
+            hits = np.add.reduceat(held, lanes.warp_starts)
+        done = launch.clock.global_load(lanes.sm, t, per_warp, sectors, hits, path="cp.async")
+        batch.complete_at[:] = batch.read_at[:] = done[lanes.warp_index]
 
     def bulk_load(self, g: Group, dst: Any, src: Any, nbytes: Any, barrier: Any) -> None:
         launch, lanes = self.launch, g.lanes
-        flat = launch.memory.flat_shared(g, dst, 1)
-        keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(g, barrier, 8))
+        flat = launch.memory.flat_shared(g.lanes, dst, 1)
+        keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(g.lanes, barrier, 8))
         batch = self.engine.bulk_load(lanes.ids, flat, src, nbytes, keys, label=launch.here(g))
         if launch.clock is not None:
             hits = launch.memory.range_hits(src, batch.nbytes, write=False)
@@ -83,7 +87,7 @@ class CopyUnit:
 
     def bulk_store(self, g: Group, dst: Any, src: Any, nbytes: Any) -> None:
         launch, lanes = self.launch, g.lanes
-        flat = launch.memory.flat_shared(g, src, 1)
+        flat = launch.memory.flat_shared(g.lanes, src, 1)
         group = self.bulk_groups.current(lanes.ids)
         batch = self.engine.bulk_store(lanes.ids, dst, flat, nbytes, group=group, label=launch.here(g))
         self.bulk_groups.add(batch)
@@ -95,8 +99,8 @@ class CopyUnit:
     def tensor_load(self, g: Group, dst: Any, maps: Any, coords: Any, barrier: Any) -> None:
         launch, lanes = self.launch, g.lanes
         tensor = self._map(maps)
-        flat = launch.memory.flat_shared(g, dst, tensor.box_bytes)
-        keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(g, barrier, 8))
+        flat = launch.memory.flat_shared(g.lanes, dst, tensor.box_bytes)
+        keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(g.lanes, barrier, 8))
         batch = self.engine.tensor_load(
             lanes.ids, flat, maps, coords, keys, maps=tensor, label=launch.here(g)
         )
@@ -107,7 +111,7 @@ class CopyUnit:
     def tensor_store(self, g: Group, src: Any, maps: Any, coords: Any) -> None:
         launch, lanes = self.launch, g.lanes
         tensor = self._map(maps)
-        flat = launch.memory.flat_shared(g, src, tensor.box_bytes)
+        flat = launch.memory.flat_shared(g.lanes, src, tensor.box_bytes)
         group = self.bulk_groups.current(lanes.ids)
         batch = self.engine.tensor_store(
             lanes.ids, flat, maps, coords, group=group, maps=tensor, label=launch.here(g)

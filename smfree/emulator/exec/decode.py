@@ -13,18 +13,13 @@ from typing import Any
 import numpy as np
 
 from smfree.emulator.errors import PtxError, Unsupported
+from smfree.emulator.exec.fusion import FusedAccess, Member, Plain, find_run
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.special import TIMED_REGISTERS, reader
-from smfree.emulator.exec.table import HANDLERS, Arithmetic, Kind, Visible
+from smfree.emulator.exec.table import HANDLERS, Access, Arithmetic, Kind, Visible
 from smfree.emulator.exec.values import UINT, select, storage, width
 from smfree.emulator.ptx import ast
 from smfree.emulator.ptx.flow import Flow, analyse
-
-# Generic addresses of the windows that are no device memory; device memory lies in window 0.
-WINDOW_BYTES = 1 << 48
-SHARED_WINDOW = 1 * WINDOW_BYTES
-LOCAL_WINDOW = 2 * WINDOW_BYTES
-PARAM_WINDOW = 3 * WINDOW_BYTES
 
 
 @dataclass
@@ -48,6 +43,7 @@ class Step:
     sources: frozenset[int]
     target: int = -1  # of a branch
     join: int | None = None  # where its parts reconverge
+    length: int = 1  # instructions it stands for
 
 
 @dataclass
@@ -224,10 +220,10 @@ class Decoder:
         """Decode the whole kernel."""
         flow = analyse(self.kernel)
         instrs = self.kernel.instrs
-        decoded: list[tuple[Arithmetic, frozenset[int]] | Step] = [
-            self._decode(pc, flow) for pc in range(len(instrs))
-        ]
+        decoded = [self._decode(pc, flow) for pc in range(len(instrs))]
         leaders = set(flow.leaders)
+        if self.launch.schedule.fuses:
+            self._fuse(decoded, leaders)
         steps: list[Segment | Step | None] = []
         for pc, item in enumerate(decoded):
             if isinstance(item, Step):
@@ -239,7 +235,29 @@ class Decoder:
         initial = [None] * self._num_registers + self.constants
         return Program(self.kernel, flow, steps, self.index, initial)
 
-    def _decode(self, pc: int, flow: Flow) -> tuple[Arithmetic, frozenset[int]] | Step:
+    def _fuse(self, decoded: list[Plain | Step], leaders: set[int]) -> None:
+        """Replace the first step of each run of like accesses by one that does them all."""
+        items: list[Any] = [
+            Member(pc, item.action, item.sources)
+            if isinstance(item, Step) and isinstance(item.action, Access) and item.guard is None
+            else item
+            for pc, item in enumerate(decoded)
+        ]
+        pc = 0
+        while pc < len(items):
+            if not isinstance(items[pc], Member):
+                pc += 1
+                continue
+            arithmetic, members = find_run(items, pc, leaders)
+            if len(members) > 1:
+                first = decoded[pc]
+                assert isinstance(first, Step)
+                fused = FusedAccess(self.launch, arithmetic, members)
+                sources = frozenset().union(*(i.sources for i in (*arithmetic, *members)))
+                decoded[pc] = Step(first.instr, fused, None, False, sources, length=fused.count)
+            pc = members[-1].pc + 1
+
+    def _decode(self, pc: int, flow: Flow) -> Plain | Step:
         instr = self.instr = self.kernel.instrs[pc]
         self._sources, self._special_reads, self._destinations = set(), [], []
         self._reads_time = False
@@ -275,16 +293,19 @@ class Decoder:
             action = _guarded(
                 action, guard, negated, tuple(self._destinations), self.launch.counters.not_executed
             )
-        return action, sources
+        return Plain(action, sources, frozenset(self._destinations))
 
 
-def _segment(decoded: list[Any], start: int, leaders: set[int]) -> Segment:
+def _segment(decoded: list[Plain | Step], start: int, leaders: set[int]) -> Segment:
     """The arithmetic from ``start`` up to the next visible step or block."""
-    end = start + 1
-    while end < len(decoded) and not isinstance(decoded[end], Step) and end not in leaders:
-        end += 1
-    run = decoded[start:end]
-    return Segment(tuple(a for a, _ in run), frozenset().union(*(s for _, s in run)), end, end - start)
+    run: list[Plain] = []
+    for end in range(start, len(decoded)):
+        item = decoded[end]
+        if isinstance(item, Step) or (end in leaders and end > start):
+            break
+        run.append(item)
+    sources = frozenset().union(*(item.sources for item in run))
+    return Segment(tuple(item.action for item in run), sources, start + len(run), len(run))
 
 
 def _sequence(first: Arithmetic, second: Arithmetic) -> Arithmetic:

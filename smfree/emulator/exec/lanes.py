@@ -77,6 +77,7 @@ class LaneSet:
         self.geometry = geometry
         self.ids = ids
         self.n = len(ids)
+        self._repeats: dict[int, RepeatedLanes] = {}
         self._splits: dict[bytes, tuple[LaneSet, LaneSet, Any, Any]] = {}
 
     @cached_property
@@ -164,6 +165,13 @@ class LaneSet:
         first, last = int(self.warps[0]), int(self.warps[-1])
         return slice(first, last + 1) if last - first + 1 == len(self.warps) else self.warps
 
+    def repeated(self, times: int) -> RepeatedLanes:
+        """These lanes ``times`` times over, one copy after the other."""
+        found = self._repeats.get(times)
+        if found is None:
+            found = self._repeats[times] = RepeatedLanes(self, times)
+        return found
+
     def split(self, mask: Bools) -> tuple[LaneSet, LaneSet, Any, Any]:
         """Lanes where ``mask`` holds and the rest, with the index (slice or array) of each in this set."""
         key = mask.tobytes()
@@ -175,6 +183,23 @@ class LaneSet:
             intern = self.geometry.lane_set
             found = self._splits[key] = (intern(self.ids[yes]), intern(self.ids[no]), yes, no)
         return found
+
+
+class RepeatedLanes(LaneSet):
+    """The same lanes several times over: what several accesses of a group are, issued as one."""
+
+    def __init__(self, base: LaneSet, times: int) -> None:
+        super().__init__(base.geometry, np.tile(base.ids, times))
+        self.base, self.times = base, times
+
+    @cached_property
+    def _warp_runs(self) -> tuple[Ints, Ints]:
+        starts = np.arange(self.times)[:, None] * self.base.n + self.base.warp_starts
+        return starts.ravel(), np.tile(self.base.warps, self.times)
+
+    @cached_property
+    def one_slot(self) -> int | None:
+        return self.base.one_slot
 
 
 def _index(mask: Bools) -> slice | Ints:
@@ -202,10 +227,19 @@ class Join:
         self.base = group
 
 
+@dataclass(slots=True)
+class Block:
+    """Registers that one load filled: storing them again needs no gathering."""
+
+    registers: tuple[int, ...]
+    values: Any
+    columns: list[Any]
+
+
 class Group:
     """Lanes at one program counter. ``regs`` holds a numpy scalar where all lanes agree by construction."""
 
-    __slots__ = ("entry", "join", "lanes", "origin", "outstanding", "pc", "pending", "regs", "wait")
+    __slots__ = ("blocks", "entry", "join", "lanes", "origin", "outstanding", "pc", "pending", "regs", "wait")
 
     def __init__(self, lanes: LaneSet, pc: int, regs: list[Any], join: Join | None = None) -> None:
         self.lanes = lanes
@@ -217,6 +251,24 @@ class Group:
         self.origin: Join | None = None  # the split that made this group, with the registers it got then
         self.entry: list[Any] | None = None
         self.wait: Any = None  # what a parked group waits for
+        self.blocks: dict[int, Block] = {}  # by register: the array a load left it in
+
+    def remember(self, registers: tuple[int, ...], values: Any) -> None:
+        """The load of ``values`` [n, k] has just filled these registers, column by column."""
+        block = Block(registers, values, [self.regs[r] for r in registers])
+        for r in registers:
+            self.blocks[r] = block
+
+    def block(self, registers: tuple[int, ...]) -> Any:
+        """The array [n, k] that holds just these registers side by side, if one load left them so."""
+        block = self.blocks.get(registers[0])
+        if block is None or block.registers != registers:
+            return None
+        regs = self.regs
+        for r, column in zip(registers, block.columns, strict=True):
+            if regs[r] is not column:
+                return None
+        return block.values
 
     def part(self, lanes: LaneSet, index: Any, live: tuple[int, ...], pc: int) -> Group:
         """A group of some of these lanes with the registers that are ``live`` at ``pc``."""

@@ -212,7 +212,8 @@ class Launch:
                 try:
                     after = self._branch(g, step) if step.action is None else self._act(g, step)
                 except EmulationError as error:
-                    raise error.locate(place(self, self.current, step.instr, error.index)) from None
+                    instr = self.kernel.instrs[self.current.pc]
+                    raise error.locate(place(self, self.current, instr, error.index)) from None
                 except (AttributeError, TypeError) as error:
                     raise self._explain(self.current, pc, error) from error
                 if after is None:
@@ -255,7 +256,7 @@ class Launch:
             count[1] += g.lanes.n
             if not step.action(g):
                 return None
-            g.pc += 1
+            g.pc += step.length
             return g
         mask = g.regs[step.guard]
         if type(mask) is np.ndarray:
@@ -445,7 +446,7 @@ class Launch:
             warps, lanes = self._visits[pc]
             if not warps or step is None:
                 continue
-            last = step.end if isinstance(step, Segment) else pc + 1
+            last = step.end if isinstance(step, Segment) else pc + step.length
             for instr in self.kernel.instrs[pc:last]:
                 self.counters.warp_instructions += warps
                 self.counters.thread_instructions += lanes

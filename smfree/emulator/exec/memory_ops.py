@@ -12,9 +12,10 @@ import numpy as np
 
 from smfree.emulator.errors import MemoryFault
 from smfree.emulator.exec.arith import instruction_type
-from smfree.emulator.exec.decode import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES
+from smfree.emulator.exec.values import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES
 from smfree.emulator.exec.lanes import Group
-from smfree.emulator.exec.table import Visible, visible
+from smfree.emulator.exec.memory_unit import Issue
+from smfree.emulator.exec.table import Access, AccessKind, Visible, visible
 from smfree.emulator.exec.values import SINT, UINT, storage, width
 from smfree.emulator.exec.warp import per_lane
 from smfree.emulator.ptx import ast
@@ -84,7 +85,9 @@ def load(dec: Decoder, ins: ast.Instr) -> Visible:
     if len(elems) != count:
         raise dec.wrong(f"{count} elements need {count} destination registers, got {len(elems)}")
     outs = [None if isinstance(e, ast.Sink) else dec.dst(e) for e in elems]
-    convert: list[Any] = [_widen(ptx_type, dec.dst_type(e)) if not isinstance(e, ast.Sink) else None for e in elems]
+    convert: list[Any] = [
+        _widen(ptx_type, dec.dst_type(e)) if not isinstance(e, ast.Sink) else None for e in elems
+    ]
     base, offset = dec.address(ins.operands[1])
     space, launch, size = space_of(dec), dec.launch, width(ptx_type) // 8
     acquire = "acquire" in ins.modifiers
@@ -92,6 +95,7 @@ def load(dec: Decoder, ins: ast.Instr) -> Visible:
         return _load_param(launch, outs, convert, ptx_type, base, offset)
     plain = all(c is None for c in convert)
     written = [o for o in outs if o is not None]
+    registers = tuple(written)
 
     def act(g: Group) -> bool:
         addr = flat_addresses(g, base, offset)
@@ -99,9 +103,11 @@ def load(dec: Decoder, ins: ast.Instr) -> Visible:
         if where == "generic":
             where, addr = resolve_generic(launch, g, addr)
         if where in ("global", "const"):
-            values = launch.memory.load_global(g, addr, size, count, written)
+            values, ready = launch.memory.load_global(Issue(g), addr, size, count)
+            launch.memory.until(g, written, ready)
         elif where == "shared":
-            values = launch.memory.load_shared(g, addr, size, count, written)
+            values, ready = launch.memory.load_shared(Issue(g), addr, size, count)
+            launch.memory.until(g, written, ready)
         elif where == "local":
             values = launch.memory.load_local(g, addr, size, count)
         else:
@@ -110,10 +116,14 @@ def load(dec: Decoder, ins: ast.Instr) -> Visible:
             if d is not None:
                 column = values[:, i]
                 g.regs[d] = column if plain or convert[i] is None else convert[i](column)
+        if plain and len(written) == count > 1:
+            g.remember(registers, values)
         if acquire:
             launch.memory.settle_loads(g)
         return True
 
+    if plain and not acquire and len(written) == count and space in ("global", "shared"):
+        return Access(AccessKind.LOAD, space, size, count, ((base, offset),), registers, act)
     return act
 
 
@@ -169,7 +179,7 @@ def store(dec: Decoder, ins: ast.Instr) -> Visible:
     elems = source.elems if isinstance(source, ast.Vector) else (source,)
     if len(elems) != count:
         raise dec.wrong(f"{count} elements need {count} source registers, got {len(elems)}")
-    sources = [dec.src(e, ptx_type) for e in elems]
+    sources = tuple(dec.src(e, ptx_type) for e in elems)
     base, offset = dec.address(ins.operands[0])
     space, launch, kind = space_of(dec), dec.launch, UINT[width(ptx_type)]
     if space in ("param", "const"):
@@ -185,9 +195,9 @@ def store(dec: Decoder, ins: ast.Instr) -> Visible:
         if release:
             launch.memory.settle_stores(g)
         if where == "global":
-            launch.memory.store_global(g, addr, values)
+            launch.memory.store_global(Issue(g), addr, values)
         elif where == "shared":
-            launch.memory.store_shared(g, addr, values)
+            launch.memory.store_shared(Issue(g), addr, values)
         elif where == "local":
             launch.memory.store_local(g, addr, values)
         else:
@@ -196,31 +206,31 @@ def store(dec: Decoder, ins: ast.Instr) -> Visible:
             )
         return True
 
+    same = [width(dec.types[e.name]) == width(ptx_type) for e in elems if isinstance(e, ast.Reg)]
+    if all(same) and not release and space in ("global", "shared"):
+        return Access(AccessKind.STORE, space, width(ptx_type) // 8, count, ((base, offset),), sources, act)
     return act
 
 
-def _columns(g: Group, sources: list[int], kind: Any) -> Any:
+def _columns(g: Group, sources: tuple[int, ...], kind: Any) -> Any:
     """[n, k] array of the source registers, reusing the block a vector load left them in."""
-    first = g.regs[sources[0]]
-    if len(sources) > 1 and type(first) is np.ndarray and first.base is not None:
-        block = first.base
-        k = len(sources)
-        if block.ndim == 2 and block.shape[1] == k and block.shape[0] == g.lanes.n and block.dtype == kind:
-            origin = block.ctypes.data
-            if all(
-                type(c := g.regs[s]) is np.ndarray
-                and c.base is block
-                and c.ctypes.data == origin + i * block.itemsize
-                for i, s in enumerate(sources)
-            ):
-                return block
+    if len(sources) > 1:
+        block = g.block(sources)
+        if block is not None and block.dtype == kind:
+            return block
     out = np.empty((g.lanes.n, len(sources)), kind)
+    fill_columns(out, g, sources)
+    return out
+
+
+def fill_columns(out: Any, g: Group, sources: tuple[int, ...]) -> None:
+    """Write the source registers into the columns of ``out``, cut to its width."""
+    kind = out.dtype
     for i, s in enumerate(sources):
         value = g.regs[s]
         if value is None:
             raise MemoryFault("a store of a register that was never written", rule="register.undefined")
-        out[:, i] = value.astype(kind)
-    return out
+        out[:, i] = value if value.dtype == kind else value.astype(kind)
 
 
 _ATOMIC_OPS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +18,30 @@ if TYPE_CHECKING:
 
 LINE_BYTES = 128
 PATTERNS_KEPT = 4096
+
+
+@dataclass(slots=True)
+class Issue:
+    """Accesses issued together: one, or several of a group (``lanes`` repeated).
+
+    ``delays``: instructions issued up to each of several, since the first."""
+
+    group: Group
+    lanes: LaneSet
+    delays: Any
+
+    def __init__(self, group: Group, times: int = 1, delays: Any = None) -> None:
+        self.group = group
+        self.lanes = group.lanes if times == 1 else group.lanes.repeated(times)
+        self.delays = delays
+
+    def times(self, launch: Launch) -> Any:
+        """When each warp issues each of the accesses."""
+        t = launch.settle(self.group)
+        if self.delays is None:
+            return t
+        assert launch.clock is not None
+        return (t + self.delays[:, None] * launch.clock.alu_latency).ravel()
 
 
 class Pattern:
@@ -87,25 +113,26 @@ class MemoryUnit:
         self._patterns: dict[tuple[int, int], Pattern] = {}
         self.ready: dict[int, Any] = {}  # per register: when each warp's pending load has filled it
 
-    def pattern(self, g: Group, addr: Any, nbytes: int) -> Pattern:
+    def pattern(self, at: Issue, addr: Any, nbytes: int) -> Pattern:
         """The access pattern of the instruction at hand."""
         first = int(addr[0])
         rel, phase = addr - first, first % LINE_BYTES
-        key = (g.pc, id(g.lanes))
+        lanes = at.lanes
+        key = (at.group.pc, id(lanes))
         known = self._patterns.get(key)
-        if known is None or not known.fits(g.lanes, rel, phase, nbytes):
+        if known is None or not known.fits(lanes, rel, phase, nbytes):
             if len(self._patterns) >= PATTERNS_KEPT:
                 self._patterns.clear()
-            known = self._patterns[key] = Pattern(g.lanes, rel, phase, nbytes)
+            known = self._patterns[key] = Pattern(lanes, rel, phase, nbytes)
         return known
 
     # ---------------------------------------------------------------- global
 
-    def load_global(self, g: Group, addr: Any, size: int, count: int, registers: list[int]) -> Any:
-        """uint[n, count] loaded; the registers named become ready when the modelled load returns."""
+    def load_global(self, at: Issue, addr: Any, size: int, count: int) -> tuple[Any, Any]:
+        """(uint[n, count] loaded, when each warp's registers are filled; None without a clock)."""
         values = self.global_memory.load(addr, size, count)
-        lanes, nbytes = g.lanes, size * count
-        pattern = self.pattern(g, addr, nbytes)
+        lanes, nbytes = at.lanes, size * count
+        pattern = self.pattern(at, addr, nbytes)
         sectors, total = pattern.sectors
         counters = self.launch.counters
         counters.global_load_requests += len(lanes.warps)
@@ -113,17 +140,17 @@ class MemoryUnit:
         counters.global_load_bytes += lanes.n * nbytes
         counters.bytes_through_registers += lanes.n * nbytes
         clock = self.launch.clock
-        if clock is not None:
-            t = self.launch.settle(g)
-            hits, per_warp = self.l2_hits(pattern, addr, write=False)
-            self.until(g, registers, clock.global_load(lanes.sm, t, per_warp, sectors, hits, path="lsu"))
-        return values
+        if clock is None:
+            return values, None
+        t = at.times(self.launch)
+        hits, per_warp = self.l2_hits(pattern, addr, write=False)
+        return values, clock.global_load(lanes.sm, t, per_warp, sectors, hits, path="lsu")
 
-    def store_global(self, g: Group, addr: Any, values: Any) -> None:
+    def store_global(self, at: Issue, addr: Any, values: Any) -> None:
         """Store uint[n, k]."""
         self.global_memory.store(addr, values)
-        lanes, nbytes = g.lanes, values.shape[1] * values.itemsize
-        pattern = self.pattern(g, addr, nbytes)
+        lanes, nbytes = at.lanes, values.shape[1] * values.itemsize
+        pattern = self.pattern(at, addr, nbytes)
         sectors, total = pattern.sectors
         counters = self.launch.counters
         counters.global_store_requests += len(lanes.warps)
@@ -134,10 +161,13 @@ class MemoryUnit:
         if clock is None:
             self.launch.did_something()
             return
-        t = self.launch.settle(g)
+        t = at.times(self.launch)
         hits, per_warp = self.l2_hits(pattern, addr, write=True)
         accepted, performed = clock.global_store(lanes.sm, t, per_warp, sectors, per_warp - hits)
-        w = lanes.warp_slice
+        if at.delays is not None:
+            accepted = accepted.reshape(len(at.delays), -1).max(axis=0)
+            performed = performed.reshape(len(at.delays), -1).max(axis=0)
+        w = at.group.lanes.warp_slice
         self.launch.time[w] = accepted
         self.performed[w] = np.maximum(self.performed[w], performed)
         self.launch.did_something(float(performed.max()))
@@ -173,11 +203,11 @@ class MemoryUnit:
 
     # ---------------------------------------------------------------- shared and local
 
-    def flat_shared(self, g: Group, addr: Any, nbytes: int) -> Any:
+    def flat_shared(self, lanes: LaneSet, addr: Any, nbytes: int) -> Any:
         """Window offsets -> flat addresses over all slots; outside the CTA's shared memory is a fault."""
-        return self._flat(g, addr, nbytes, int(addr.min()), int(addr.max()) + nbytes)
+        return self._flat(lanes, addr, nbytes, int(addr.min()), int(addr.max()) + nbytes)
 
-    def _flat(self, g: Group, addr: Any, nbytes: int, low: int, high: int) -> Any:
+    def _flat(self, lanes: LaneSet, addr: Any, nbytes: int, low: int, high: int) -> Any:
         limit = self.launch.shared_bytes
         if low < 0 or high > limit:
             bad = int(np.flatnonzero((addr < 0) | (addr + nbytes > limit))[0])
@@ -187,42 +217,42 @@ class MemoryUnit:
                 rule="shared.bounds",
                 index=bad,
             )
-        slot = g.lanes.one_slot
-        return addr + (slot * self.pitch if slot is not None else g.lanes.slot * self.pitch)
+        slot = lanes.one_slot
+        return addr + (slot * self.pitch if slot is not None else lanes.slot * self.pitch)
 
-    def _shared_pattern(self, g: Group, addr: Any, nbytes: int) -> tuple[Pattern, Any]:
-        pattern = self.pattern(g, addr, nbytes)
+    def _shared_pattern(self, at: Issue, addr: Any, nbytes: int) -> tuple[Pattern, Any]:
+        pattern = self.pattern(at, addr, nbytes)
         first = int(addr[0])
-        return pattern, self._flat(g, addr, nbytes, first + pattern.low, first + pattern.high)
+        return pattern, self._flat(at.lanes, addr, nbytes, first + pattern.low, first + pattern.high)
 
-    def load_shared(self, g: Group, addr: Any, size: int, count: int, registers: list[int]) -> Any:
-        """uint[n, count] loaded from the CTA's shared memory."""
-        pattern, flat = self._shared_pattern(g, addr, size * count)
+    def load_shared(self, at: Issue, addr: Any, size: int, count: int) -> tuple[Any, Any]:
+        """(uint[n, count] loaded from the CTA's shared memory, when each warp's registers are filled)."""
+        pattern, flat = self._shared_pattern(at, addr, size * count)
         values = self.shared.load(flat, size, count)
         waves, total = pattern.waves
-        counters = self.launch.counters
-        counters.shared_load_requests += len(g.lanes.warps)
+        lanes, counters = at.lanes, self.launch.counters
+        counters.shared_load_requests += len(lanes.warps)
         counters.shared_load_wavefronts += total
-        counters.shared_load_bytes += g.lanes.n * size * count
+        counters.shared_load_bytes += lanes.n * size * count
         clock = self.launch.clock
-        if clock is not None:
-            self.until(g, registers, clock.shared(g.lanes.sm, self.launch.settle(g), waves))
-        return values
+        if clock is None:
+            return values, None
+        return values, clock.shared(lanes.sm, at.times(self.launch), waves)
 
-    def store_shared(self, g: Group, addr: Any, values: Any) -> None:
+    def store_shared(self, at: Issue, addr: Any, values: Any) -> None:
         """Store uint[n, k] to the CTA's shared memory."""
         nbytes = values.shape[1] * values.itemsize
-        pattern, flat = self._shared_pattern(g, addr, nbytes)
+        pattern, flat = self._shared_pattern(at, addr, nbytes)
         self.shared.store(flat, values)
         waves, total = pattern.waves
-        counters = self.launch.counters
-        counters.shared_store_requests += len(g.lanes.warps)
+        lanes, counters = at.lanes, self.launch.counters
+        counters.shared_store_requests += len(lanes.warps)
         counters.shared_store_wavefronts += total
-        counters.shared_store_bytes += g.lanes.n * nbytes
+        counters.shared_store_bytes += lanes.n * nbytes
         self.launch.did_something()
         clock = self.launch.clock
         if clock is not None:
-            clock.shared(g.lanes.sm, self.launch.settle(g), waves)
+            clock.shared(lanes.sm, at.times(self.launch), waves)
 
     def _local_space(self) -> SharedMemory:
         if self.local is None:
@@ -266,7 +296,7 @@ class MemoryUnit:
         counters = self.launch.counters
         counters.atomics += g.lanes.n
         if space == "shared":
-            old = self.shared.atomic(op, self.flat_shared(g, addr, value.itemsize), value, compare)
+            old = self.shared.atomic(op, self.flat_shared(g.lanes, addr, value.itemsize), value, compare)
         elif space == "global":
             old = self.global_memory.atomic(op, addr, value, compare)
         else:
@@ -278,20 +308,23 @@ class MemoryUnit:
         clock = self.launch.clock
         if clock is not None:
             lanes = g.lanes
-            pattern = self.pattern(g, addr, value.itemsize)
+            pattern = self.pattern(Issue(g), addr, value.itemsize)
             hits, per_warp = self.l2_hits(pattern, addr, write=True)
             sectors, _ = pattern.sectors
             done = clock.global_load(lanes.sm, self.launch.settle(g), per_warp, sectors, hits, path="lsu")
             self.launch.time[lanes.warp_slice] = done
         return old
 
-    def until(self, g: Group, registers: list[int], ready: Any) -> None:
+    def until(self, g: Group, registers: Sequence[int], ready: Any) -> None:
         """These registers are filled at ``ready`` (one time per warp); a later use waits for it."""
+        if ready is None:
+            return
+        w = g.lanes.warp_slice
         for r in registers:
             times = self.ready.get(r)
             if times is None:
                 times = self.ready[r] = np.zeros(self.launch.geometry.num_warps)
-            times[g.lanes.warp_slice] = ready
+            times[w] = ready
         g.outstanding.update(registers)
 
     def wait_registers(self, g: Group, registers: frozenset[int] | set[int]) -> None:

@@ -42,6 +42,7 @@ class Schedule:
     name = "min-pc"
     timed = False
     fair = False  # does every runnable group get its turn, whatever the others do?
+    fuses = True  # may neighbouring accesses of a group act as one?
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -129,6 +130,7 @@ class Random(Schedule):
     by element."""
 
     name = "random"
+    fuses = False
     fair = True
 
     def __init__(self, seed: int = 0) -> None:

@@ -134,7 +134,7 @@ def shared_keys(dec: Decoder, address: ast.Operand) -> Any:
                     rule="mbarrier.space",
                     index=0,
                 )  # fmt: skip
-        return launch.sync.mbarriers.keys(launch.memory.flat_shared(g, addr, 8))
+        return launch.sync.mbarriers.keys(launch.memory.flat_shared(g.lanes, addr, 8))
 
     return keys
 

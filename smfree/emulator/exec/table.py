@@ -13,6 +13,7 @@ An opcode or modifier that no handler knows is refused, never skipped.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,40 @@ if TYPE_CHECKING:
 
 Arithmetic = Callable[[list[Any], Group], None]
 Visible = Callable[[Group], bool]
+
+
+class AccessKind(Enum):
+    """Accesses that may be issued several at a time."""
+
+    LOAD = auto()
+    STORE = auto()
+    CP_ASYNC = auto()
+
+
+@dataclass(eq=False)
+class Access:
+    """A memory instruction that neighbours of its shape can be fused with (smfree.emulator.exec.fusion).
+
+    ``addresses`` are (base register or None, offset) of the address operands, ``registers`` those loaded or
+    stored, element by element. Called, it acts alone.
+    """
+
+    kind: AccessKind
+    space: str
+    size: int
+    count: int
+    addresses: tuple[tuple[int | None, int], ...]
+    registers: tuple[int, ...]
+    act: Visible
+    cache: str = ""
+
+    def __call__(self, group: Group) -> bool:
+        return self.act(group)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What two accesses must share to be fused."""
+        return self.kind, self.space, self.size, self.count, self.cache
 
 
 class Kind(Enum):

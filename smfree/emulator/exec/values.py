@@ -1,10 +1,16 @@
-"""Register values: unsigned numpy columns reinterpreted by the type an instruction names."""
+"""Register values: unsigned numpy columns reinterpreted by the type an instruction names; address windows."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+
+# Generic addresses of the windows that are no device memory; device memory lies in window 0.
+WINDOW_BYTES = 1 << 48
+SHARED_WINDOW = 1 * WINDOW_BYTES
+LOCAL_WINDOW = 2 * WINDOW_BYTES
+PARAM_WINDOW = 3 * WINDOW_BYTES
 
 UINT: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 SINT: dict[int, Any] = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
