@@ -49,6 +49,8 @@ class Counters:
     bytes_async: int = 0
     """Global bytes that cp.async and the TMA moved without registers."""
     cp_async_requests: int = 0
+    cp_async_sectors: int = 0
+    """Sectors of the source addresses, apart from those of ``ld`` as in Nsight Compute."""
     tma_requests: int = 0
     """Bulk and tensor copy instructions."""
 

@@ -51,7 +51,7 @@ class CopyUnit:
         sectors, total = pattern.sectors
         counters = launch.counters
         counters.cp_async_requests += len(lanes.warps)
-        counters.global_load_sectors += total
+        counters.cp_async_sectors += total
         if src_bytes is None:
             counters.bytes_async += lanes.n * nbytes
         else:
