@@ -70,8 +70,11 @@ class LsuCopyConfig:
 
     @property
     def bytes_in_flight_per_cta(self) -> int:
-        """Bytes that the CTA has asked for before it uses the first."""
-        return min(self.tile_bytes, self.threads * self.unroll * self.vector_bytes)
+        """Bytes that the CTA has asked for before it uses the first: a batch of ``unroll`` vectors per thread,
+        or one vector per thread where the tile is smaller than a batch.
+        """
+        one = self.threads * self.vector_bytes
+        return one * self.unroll if one * self.unroll <= self.tile_bytes else min(one, self.tile_bytes)
 
     @property
     def source(self) -> CudaSource:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernels.engine import ENGINES, ConfigError, CopyConfig
+from kernels.lsu.copy import LsuCopyConfig
 from smfree.cuda import Capabilities, Device, Kernel
 
 TILES = (128, 512, 1024, 4096, 16384, 65536)
@@ -70,6 +71,16 @@ def test_at_its_best_all_ctas_are_resident(name: str, spec: str) -> None:
         for tile_bytes in TILES:
             config = ENGINES[name].throughput_config(device.capabilities, tile_bytes)
             assert resident(device, config) >= config.ctas_per_sm, config
+
+
+@pytest.mark.parametrize(
+    ("tile_bytes", "unroll", "in_flight"),
+    [(16384, 4, 8192), (8192, 4, 8192), (4096, 4, 2048), (1024, 4, 1024)],
+)
+def test_lsu_copy_counts_only_whole_batches_as_in_flight(
+    tile_bytes: int, unroll: int, in_flight: int
+) -> None:
+    assert LsuCopyConfig(tile_bytes, 128, 16, unroll).bytes_in_flight_per_cta == in_flight
 
 
 @pytest.mark.parametrize(
