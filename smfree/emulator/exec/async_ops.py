@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.errors import CopyFault
-from smfree.emulator.exec.values import LOCAL_WINDOW, PARAM_WINDOW, WINDOW_BYTES
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_ops import flat_addresses
-from smfree.emulator.exec.sync_ops import _ints
 from smfree.emulator.exec.memory_unit import Issue
+from smfree.emulator.exec.sync_ops import _ints
 from smfree.emulator.exec.table import Access, AccessKind, Visible, visible
+from smfree.emulator.exec.values import LOCAL_WINDOW, PARAM_WINDOW, WINDOW_BYTES
 from smfree.emulator.ptx import ast
 
 if TYPE_CHECKING:

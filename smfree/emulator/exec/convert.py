@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.exec.arith import instruction_type
-from smfree.emulator.exec.values import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.table import Arithmetic, arithmetic
-from smfree.emulator.exec.values import UINT, is_type, storage, typed, width
+from smfree.emulator.exec.values import (
+    LOCAL_WINDOW,
+    PARAM_WINDOW,
+    SHARED_WINDOW,
+    UINT,
+    is_type,
+    storage,
+    typed,
+    width,
+)
 from smfree.emulator.ptx import ast
 
 if TYPE_CHECKING:

@@ -33,7 +33,8 @@ class CopyUnit:
         self.cp_groups = CopyGroups(lanes)
         self.bulk_groups = CopyGroups(lanes)
         self.pending: list[PendingCopies] = []
-        self.issuing_warps = np.empty(0, np.int64)
+        self.issuing = np.zeros(launch.geometry.num_warps, np.bool_)  # warps that have issued copies
+        self._due = np.inf  # not later than the earliest completion among the pending copies
         self._maps: dict[int, TensorMap] = {}
 
     # ---------------------------------------------------------------- issue
@@ -167,8 +168,7 @@ class CopyUnit:
         batch.complete_at[:] = done
 
     def _remember_issuers(self, g: Group) -> None:
-        if not np.isin(g.lanes.warps, self.issuing_warps).all():
-            self.issuing_warps = np.union1d(self.issuing_warps, g.lanes.warps)
+        self.issuing[g.lanes.warp_slice] = True
 
     def _issued(self, g: Group, batch: PendingCopies) -> None:
         self._remember_issuers(g)
@@ -176,6 +176,8 @@ class CopyUnit:
         counters.tma_requests += len(batch)
         counters.bytes_async += int(batch.nbytes.sum())
         self.pending.append(batch)
+        if self.launch.clock is not None:
+            self._due = min(self._due, float(batch.complete_at.min()))
         self.launch.did_something()
 
     # ---------------------------------------------------------------- completion
@@ -217,6 +219,8 @@ class CopyUnit:
 
     def complete_due(self, limit: float) -> None:
         """Timed: everything whose modelled completion is not later than ``limit``."""
+        if limit < self._due:
+            return
         for batch in self.pending:
             if not batch.kind.loads:
                 batch.read_sources(np.flatnonzero(~batch.read & (batch.read_at <= limit)))
@@ -227,12 +231,12 @@ class CopyUnit:
         self.launch.sync.wake_mbarriers()
 
     def next_time(self) -> float:
-        """Earliest completion among the pending copies; infinite when there is none."""
-        self._forget_done()
-        return min((float(b.complete_at[~b.done].min()) for b in self.pending), default=float("inf"))
+        """A time not later than the earliest completion among the pending copies; infinite without any."""
+        return self._due
 
     def _forget_done(self) -> None:
         self.pending = [b for b in self.pending if not b.done.all()]
+        self._due = min((float(b.complete_at[~b.done].min()) for b in self.pending), default=np.inf)
 
     def retire(self, slots: Any) -> None:
         """CTAs have exited: bulk copies must not use their shared memory any more; cp.async is dropped."""

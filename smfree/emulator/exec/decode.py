@@ -56,15 +56,12 @@ class Program:
     register_names: dict[str, int]
     initial: list[Any]
     live_cache: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    visits: dict[int, list[int]] = field(default_factory=dict)
 
     def live(self, pc: int) -> tuple[int, ...]:
-        """Indices of the registers (and all constants) needed from ``pc`` on."""
+        """Indices of the registers needed from ``pc`` on; the constants behind them always are."""
         found = self.live_cache.get(pc)
         if found is None:
-            names = self.flow.live_at(pc)
-            constants = range(len(self.register_names), len(self.initial))
-            found = (*sorted(self.register_names[n] for n in names), *constants)
+            found = tuple(sorted(self.register_names[n] for n in self.flow.live_at(pc)))
             self.live_cache[pc] = found
         return found
 

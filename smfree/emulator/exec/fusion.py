@@ -1,8 +1,8 @@
 """Neighbouring accesses of one shape, executed as one.
 
-An unrolled copy loop is a run of loads with the addresses' arithmetic in between. None of the arithmetic reads
-what the loads bring, so it may go first, and the loads act together on the group's lanes repeated. Times,
-counters and faults stay those of the single instructions.
+An unrolled copy loop is a run of loads with the addresses' arithmetic in between. None of the arithmetic
+reads what the loads bring, so it may go first, and the loads act together on the group's lanes repeated.
+Times, counters and faults stay those of the single instructions.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -213,8 +214,7 @@ class Join:
     """Where the parts of a divergent branch meet again: its immediate post-dominator.
 
     Waiting there is a courtesy that lets lanes run together; the scheduler breaks it whenever nothing else
-    can
-    run, so every thread makes progress by itself.
+    can run, so every thread makes progress by itself.
     """
 
     __slots__ = ("arrived", "base", "missing", "outer", "pc")
@@ -239,12 +239,25 @@ class Block:
 class Group:
     """Lanes at one program counter. ``regs`` holds a numpy scalar where all lanes agree by construction."""
 
-    __slots__ = ("blocks", "entry", "join", "lanes", "origin", "outstanding", "pc", "pending", "regs", "wait")
+    __slots__ = (
+        "blocks",
+        "entry",
+        "join",
+        "lanes",
+        "num_registers",
+        "origin",
+        "outstanding",
+        "pc",
+        "pending",
+        "regs",
+        "wait",
+    )
 
     def __init__(self, lanes: LaneSet, pc: int, regs: list[Any], join: Join | None = None) -> None:
         self.lanes = lanes
         self.pc = pc
         self.regs = regs
+        self.num_registers = len(regs)
         self.join = join
         self.pending = 0.0  # instructions executed since time was last settled
         self.outstanding: set[int] = set()  # registers that a load may still be filling
@@ -270,14 +283,20 @@ class Group:
                 return None
         return block.values
 
+    def constants(self) -> list[Any]:
+        """A register list with nothing in it but the constants, which stand behind the registers."""
+        n = self.num_registers
+        return [None] * n + self.regs[n:]
+
     def part(self, lanes: LaneSet, index: Any, live: tuple[int, ...], pc: int) -> Group:
         """A group of some of these lanes with the registers that are ``live`` at ``pc``."""
-        regs: list[Any] = [None] * len(self.regs)
+        regs = self.constants()
         mine = self.regs
         for r in live:
             value = mine[r]
             regs[r] = value[index] if type(value) is np.ndarray else value
         group = Group(lanes, pc, regs, self.join)
+        group.num_registers = self.num_registers
         group.pending = self.pending
         group.outstanding = set(self.outstanding)
         return group
@@ -292,13 +311,20 @@ def merge(groups: list[Group], pc: int, live: tuple[int, ...], join: Join | None
     base = origin.base if origin is not None and all(g.origin is origin for g in groups) else None
     if base is not None and base.lanes is not lanes:
         base = None
-    regs: list[Any] = [None] * len(groups[0].regs)
-    for r in live:
-        if base is not None and all(g.entry and g.regs[r] is g.entry[r] for g in groups):
+    regs = groups[0].constants()
+    changed: Iterable[int] = live
+    if base is not None:
+        changed = set()
+        for g in groups:
+            now, then = g.regs, g.entry
+            assert then is not None
+            changed.update([r for r in live if now[r] is not then[r]])
+        for r in live:
             regs[r] = base.regs[r]
-            continue
+    for r in changed:
         regs[r] = _gather([g.regs[r] for g in groups], places, lanes.n)
     merged = Group(lanes, pc, regs, join)
+    merged.num_registers = groups[0].num_registers
     if base is not None:
         merged.origin, merged.entry = base.origin, base.entry
     merged.pending = max(g.pending for g in groups)

@@ -128,6 +128,10 @@ class Launch:
         if self.clock is not None:
             self.clock.reset()
         self.cycles_per_ns = spec.sm_clock_mhz / 1000.0
+        # Warps that each issue every dependent_cycles cannot keep the schedulers of their SM busy below this many.
+        issue = device.profile.issue
+        warps = -(-slots // spec.num_sms) * self.geometry.warps_per_cta
+        self.issue_contended = warps > issue.schedulers_per_sm * issue.dependent_cycles
 
         self.time: Any = np.zeros(self.geometry.num_warps)
         self.live = np.zeros(slots, np.int64)
@@ -351,7 +355,9 @@ class Launch:
             per_slot[slots] = per_slot[slots].max(axis=1, keepdims=True)
         self.did_something()
         for part in self.schedule.initial(lanes):
-            self.runnable.append(Group(part, 0, list(self.program.initial)))
+            group = Group(part, 0, list(self.program.initial))
+            group.num_registers = len(self.program.register_names)
+            self.runnable.append(group)
 
     def did_something(self, time: float = 0.0) -> None:
         """Shared state changed at ``time``: a spinning thread might see something new."""
@@ -366,7 +372,10 @@ class Launch:
         w = g.lanes.warp_slice
         t = self.time[w]
         if g.pending and self.clock is not None:
-            t = self.clock.issue(g.lanes.sm, t, g.pending)
+            if self.issue_contended:
+                t = self.clock.issue(g.lanes.sm, t, g.pending)
+            else:
+                t = t + g.pending * self.clock.alu_latency
             self.time[w] = t
         g.pending = 0.0
         return t

@@ -12,11 +12,19 @@ import numpy as np
 
 from smfree.emulator.errors import MemoryFault
 from smfree.emulator.exec.arith import instruction_type
-from smfree.emulator.exec.values import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_unit import Issue
 from smfree.emulator.exec.table import Access, AccessKind, Visible, visible
-from smfree.emulator.exec.values import SINT, UINT, storage, width
+from smfree.emulator.exec.values import (
+    LOCAL_WINDOW,
+    PARAM_WINDOW,
+    SHARED_WINDOW,
+    SINT,
+    UINT,
+    WINDOW_BYTES,
+    storage,
+    width,
+)
 from smfree.emulator.exec.warp import per_lane
 from smfree.emulator.ptx import ast
 

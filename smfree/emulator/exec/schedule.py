@@ -111,18 +111,17 @@ class ProducerAhead(Schedule):
     name = "producer-ahead"
 
     def pick(self, launch: Launch) -> Group:
-        issuers = launch.copy.issuing_warps
-
         def rank(g: Group) -> tuple[bool, int]:
-            return (not bool(np.isin(g.lanes.warps, issuers).any()), -g.pc)
+            return not self._issues(launch, g), -g.pc
 
         return take(launch, min(launch.runnable, key=rank))
 
     def switch(self, launch: Launch, g: Group) -> bool:
-        issuers = launch.copy.issuing_warps
-        if np.isin(g.lanes.warps, issuers).any():
-            return False
-        return any(np.isin(other.lanes.warps, issuers).any() for other in launch.runnable)
+        return not self._issues(launch, g) and any(self._issues(launch, other) for other in launch.runnable)
+
+    @staticmethod
+    def _issues(launch: Launch, g: Group) -> bool:
+        return bool(launch.copy.issuing[g.lanes.warp_slice].any())
 
 
 class Random(Schedule):
@@ -179,16 +178,17 @@ class Timed(Schedule):
         return [float(launch.time[g.lanes.warp_slice].min()) for g in groups]
 
     def before_pick(self, launch: Launch) -> None:
-        now = min(self._times(launch, launch.runnable), default=None)
-        if launch.flow.at_join and now is not None:
+        if not launch.runnable or not (launch.flow.at_join or launch.copy.pending):
+            return
+        now = min(self._times(launch, launch.runnable))
+        if launch.flow.at_join:
             times = self._times(launch, launch.flow.at_join)
             early = now - self.window_cycles
             late = [g for g, t in zip(launch.flow.at_join, times, strict=True) if t < early]
             if late:
                 launch.flow.release(late)
                 now = min(times)
-        if launch.copy.pending and now is not None:
-            launch.copy.complete_due(now)
+        launch.copy.complete_due(now)
 
     def pick(self, launch: Launch) -> Group:
         groups = launch.runnable
@@ -202,7 +202,7 @@ class Timed(Schedule):
 
     def switch(self, launch: Launch, g: Group) -> bool:
         mine = float(launch.time[g.lanes.warp_slice].min())
-        if launch.copy.pending and launch.copy.next_time() <= mine:
+        if launch.copy.next_time() <= mine:
             return True
         others = zip(launch.runnable, self._times(launch, launch.runnable), strict=True)
         early, late = mine - self.window_cycles, mine + self.window_cycles

@@ -52,6 +52,11 @@ class WarpWait:
     anywhere: bool = False
 
 
+def _meet(keys: Any, completed: Any) -> bool:
+    """Whether the two have a key in common."""
+    return bool((keys == completed[0]).any() if len(completed) == 1 else np.isin(keys, completed).any())
+
+
 @dataclass
 class _Barrier:
     """One barrier number over all slots: arrivals of the current generation, and what each warp arrived
@@ -242,12 +247,18 @@ class SyncUnit:
         launch = self.launch
         if launch.clock is None:
             return
+        cycles = launch.clock.bar_sync_cycles
+        if len(done) == 1:
+            newest = max(float(launch.time[g.lanes.warp_slice].max()) for g in released)
+            for g in released:
+                launch.time[g.lanes.warp_slice] = newest + cycles
+            return
         wpc = launch.geometry.warps_per_cta
         latest = np.full(launch.geometry.slots, -np.inf)
         for g in released:
             np.maximum.at(latest, g.lanes.warps // wpc, launch.time[g.lanes.warps])
         for g in released:
-            launch.time[g.lanes.warps] = latest[g.lanes.warps // wpc] + launch.clock.bar_sync_cycles
+            launch.time[g.lanes.warps] = latest[g.lanes.warps // wpc] + cycles
 
     def lanes_left(self, slots: Any) -> None:
         """Threads exited: barriers that waited only for them open, warp instructions go on without them."""
@@ -421,7 +432,7 @@ class SyncUnit:
         kept: list[Group] = []
         for g in self.sleepers:
             wait: MBarrierWait = g.wait
-            if not np.isin(wait.keys, completed).any():
+            if not _meet(wait.keys, completed):
                 kept.append(g)
                 continue
             done = self._test(wait.keys, wait.token, wait.by_parity)
