@@ -17,6 +17,7 @@ MAX_TIME_OUTS = 10_000
 MARKS_KEPT = 4096
 POLITE_TURNS = 256  # of one loop, before other groups get a turn
 TIRED_TURNS = 4096  # before joins are given up and copies complete
+FAIR_TURNS = 16  # before a fair schedule looks at joins and spinners again
 
 
 class StallUnit:
@@ -78,9 +79,20 @@ class StallUnit:
         if before[0] == progress and all(_equal(a, b) for a, b in zip(before[1], now, strict=True)):
             self.spinning.append((progress, g))
             return True
-        return turns >= POLITE_TURNS and not self.launch.schedule.fair and self._steps_aside(g, turns)
+        if self.launch.schedule.fair:
+            return turns % FAIR_TURNS == FAIR_TURNS - 1 and self._lets_look(g)
+        return turns >= POLITE_TURNS and self._steps_aside(g, turns)
+
+    def _lets_look(self, g: Group) -> bool:
+        """Back to the schedule, which alone releases joins in time; spinners with news run again, too."""
+        self.wake()
+        if not self.launch.flow.at_join and not self.launch.runnable:
+            return False
+        self.launch.runnable.append(g)
+        return True
 
     def _steps_aside(self, g: Group, turns: int) -> bool:
+        """Whether it is time to let others go first."""
         launch = self.launch
         if turns % POLITE_TURNS == 0 and launch.runnable:
             self._polite.append(g)
