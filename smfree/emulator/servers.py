@@ -6,8 +6,8 @@ earlier one. The bank keeps a calendar instead: how much of each bin of time is 
 requests is served first come, first served in the time that is still free: arrival times are mapped to
 "free time so far", the queue is solved there with a cumulative maximum, and the finish times are mapped back.
 
-While the requests of a server come in order, a plain queue is exact and cheap; they enter the calendar when the
-first one comes that does not.
+While the requests of a server come in order, a plain queue is exact and cheap; they enter the calendar when
+the first one comes that does not.
 
 Inside a bin the taken part counts as lying at its beginning, so two calls can err by a bin against each
 other; within one call the queue is exact. Work longer than a bin also takes what was idle in its first bin:

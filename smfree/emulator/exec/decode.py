@@ -250,7 +250,7 @@ class Decoder:
                 first = decoded[pc]
                 assert isinstance(first, Step)
                 fused = FusedAccess(self.launch, arithmetic, members)
-                sources = frozenset().union(*(i.sources for i in (*arithmetic, *members)))
+                sources = frozenset().union(*(i.sources for i in arithmetic), *(m.sources for m in members))
                 decoded[pc] = Step(first.instr, fused, None, False, sources, length=fused.count)
             pc = members[-1].pc + 1
 

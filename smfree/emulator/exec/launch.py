@@ -128,7 +128,7 @@ class Launch:
         if self.clock is not None:
             self.clock.reset()
         self.cycles_per_ns = spec.sm_clock_mhz / 1000.0
-        # Warps that each issue every dependent_cycles cannot keep the schedulers of their SM busy below this many.
+        # Fewer warps than this, each issuing every dependent_cycles, never wait for a scheduler.
         issue = device.profile.issue
         warps = -(-slots // spec.num_sms) * self.geometry.warps_per_cta
         self.issue_contended = warps > issue.schedulers_per_sm * issue.dependent_cycles

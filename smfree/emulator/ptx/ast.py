@@ -8,11 +8,15 @@ Sizes, alignments and offsets are in bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """A line of the program that was compiled to PTX; ``inlined_at`` is the call site, innermost first."""
+    """A line of the program that was compiled to PTX; ``inlined_at`` is the call site, innermost first.
+
+    As text, the line of the kernel comes first: "pingpong.cu:41 (inlined from ptx.cuh:127)".
+    """
 
     file: str
     line: int
@@ -20,8 +24,13 @@ class SourceLine:
     function: str | None = None
 
     def __str__(self) -> str:
-        at = f"{self.file}:{self.line}"
-        return f"{at} inlined at {self.inlined_at}" if self.inlined_at else at
+        outermost = self
+        while outermost.inlined_at is not None:
+            outermost = outermost.inlined_at
+        here = f"{PurePath(self.file).name}:{self.line}"
+        if outermost is self:
+            return here
+        return f"{PurePath(outermost.file).name}:{outermost.line} (inlined from {here})"
 
 
 # ------------------------------------------------------------------------------------------------ operands
