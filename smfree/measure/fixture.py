@@ -263,6 +263,13 @@ class Measure:
     def _clock(self, reading: ChainReading) -> float:
         return _mhz(reading) or float(self.device.capabilities.sm_clock_mhz)
 
+    def replay(self, record: Record) -> Record:
+        """Report a deterministic point that another process of this session ran and verified."""
+        self.timer.explicit()
+        samples = iter(record.samples_s)
+        self._pedantic(lambda: self.timer.add(next(samples)))
+        return self._finish(record)
+
     # --- shared ---------------------------------------------------------------------------------------------
 
     def _run(self, work: Callable[[], Any]) -> Any:

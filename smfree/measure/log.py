@@ -20,6 +20,12 @@ class Seconds:
     run: float = 0.0
     verify: float = 0.0
 
+    def add(self, other: Seconds) -> None:
+        """Add what another process spent."""
+        self.compile += other.compile
+        self.run += other.run
+        self.verify += other.verify
+
     @contextmanager
     def spend(self, name: str) -> Iterator[None]:
         """Add the time of the block to ``name`` ("compile", "run" or "verify")."""
@@ -40,6 +46,8 @@ class RunLog:
     seconds: Seconds = field(default_factory=Seconds)
     files: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    jobs: int = 1
+    """Processes that ran points."""
     devices: dict[str, str] = field(default_factory=dict)
     """Device spec -> one line about it."""
 

@@ -18,10 +18,13 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 import pytest
+
+from smfree.measure.helpers import cores
 
 #: Refused options -> what to use instead.
 REFUSED = {
@@ -89,6 +92,13 @@ def add_options(parser: pytest.Parser) -> None:
         help="quick or full set of points. Default: quick on an emulated GPU, full on a real one",
     )
     group.addoption(
+        "--jobs",
+        type=_positive,
+        default=None,
+        metavar="N",
+        help="processes that run points of emulated devices. Default: one per core",
+    )
+    group.addoption(
         "--rounds",
         type=_positive,
         default=None,
@@ -96,6 +106,13 @@ def add_options(parser: pytest.Parser) -> None:
         help=f"samples per point. Default: {DEFAULT_ROUNDS_MEASURED} on a GPU, 1 on an emulated one "
         "(deterministic)",
     )
+
+
+def jobs(config: pytest.Config, specs: Sequence[str]) -> int:
+    """Processes that may run points: --jobs, else one per core; always one when a real GPU takes part."""
+    if any(not spec.startswith("emu:") for spec in specs) or config.getoption("benchmark_disable"):
+        return 1
+    return int(config.getoption("jobs") or cores())
 
 
 def _positive(text: str) -> int:

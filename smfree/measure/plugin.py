@@ -23,6 +23,7 @@ from smfree.measure.log import RunLog
 from smfree.measure.progress import Progress
 from smfree.measure.records import SkipRecord, plain
 from smfree.measure.saving import Saving
+from smfree.measure.sharing import SharingHooks
 from smfree.measure.tables import summary
 from smfree.measure.versions import versions
 from smfree.results.store import stable_machine_info
@@ -148,6 +149,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError("; ".join(refused))
     if not ours.given.wants_table():
         config._benchmarksession.quiet = True  # type: ignore[attr-defined]
+    count = options.jobs(config, ours.pool.specs)
+    if count > 1 and len(measured) > 1:
+        config.pluginmanager.register(SharingHooks(measured, ours.log, count), "smfree-sharing")
     ours.progress = Progress(len(measured))
     if ours.progress.enabled and config.get_verbosity() <= 0:
         names = {item.nodeid: item.name for item in measured}

@@ -261,7 +261,8 @@ def closing(log: RunLog) -> str:
         lines.append(note)
     lines += log.notes
     spent = log.seconds
-    lines.append(f"compile {spent.compile:.1f} s, run {spent.run:.1f} s, verify {spent.verify:.1f} s")
+    shared = f", summed over {log.jobs} processes" if log.jobs > 1 else ""
+    lines.append(f"compile {spent.compile:.1f} s, run {spent.run:.1f} s, verify {spent.verify:.1f} s{shared}")
     if log.files:
         lines += [f"results: {path}" for path in log.files]
     else:

@@ -73,7 +73,7 @@ def bootstrap_interval(
     return Interval(float(low), float(high))
 
 
-def slope(x: Sequence[float], y: Sequence[float]) -> float:
+def slope(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
     """Theil-Sen slope: the median of the slopes of all pairs; unit of y per unit of x. Needs two distinct
     x."""
     xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)

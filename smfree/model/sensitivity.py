@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from smfree.model.crossover import Crossover, Curve, Outcome, crossover
 
@@ -64,7 +65,7 @@ def shifts(
     for parameter in parameters:
         if not _matters(rerun, parameter, upper):
             continue
-        values = [_search(found, ordered, lambda size, p=parameter, f=f: rerun(p, f, size)) for f in FACTORS]
+        values = [_search(found, ordered, partial(rerun, parameter, factor)) for factor in FACTORS]
         shift = Shift(parameter, values[0], values[1])
         if shift.moves(nominal):
             result.append(shift)
