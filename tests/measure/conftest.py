@@ -56,8 +56,8 @@ def run_bench(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run
 
     def run(*options: str, source: str = BENCH) -> pytest.RunResult:
         pytester.makepyfile(bench_fake=source)
-        return pytester.runpytest_inprocess(
-            "-p", "pytest_benchmark.plugin", "-p", "smfree.measure.plugin", *options
-        )
+        jobs = () if any(option.startswith("--jobs") for option in options) else ("--jobs=1",)
+        plugins = ("-p", "pytest_benchmark.plugin", "-p", "smfree.measure.plugin")
+        return pytester.runpytest_inprocess(*plugins, *jobs, *options)
 
     return run
