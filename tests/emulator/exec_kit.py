@@ -1,8 +1,8 @@
 """Tiny kernels for the executor's tests: a body of PTX (or CUDA) in, bytes and counters out.
 
 Registers a body may use: %p0-19, %h0-39 (16 bits), %r0-39 (32), %rd0-39 (64). On entry %rd0..2 hold the
-parameters ``out``, ``a`` and ``b`` (device pointers), %r0 the parameter ``n``, %r1 the linear thread index over
-the grid, %r2 = %tid.x, %r3 = %ctaid.x, %rd3 = out + 4 x %r1.
+parameters ``out``, ``a`` and ``b`` (device pointers), %r0 the parameter ``n``, %r1 the linear thread index
+over the grid, %r2 = %tid.x, %r3 = %ctaid.x, %rd3 = out + 4 x %r1.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class Machine:
         grid3 = (grid, 1, 1) if isinstance(grid, int) else grid
         block3 = (block, 1, 1) if isinstance(block, int) else block
         return run(
-            self.device, k, params, grid3, block3, (1, 1, 1), shared_bytes, schedule=self.schedule, seed=self.seed,
-            registers=registers, module_symbols=symbols,
+            self.device, k, params, grid3, block3, (1, 1, 1), shared_bytes, schedule=self.schedule,
+            seed=self.seed, registers=registers, module_symbols=symbols,
         )  # fmt: skip
 
 

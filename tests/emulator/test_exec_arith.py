@@ -210,7 +210,8 @@ def check(case: Case) -> None:
             expected = (want, want if odd else old, old if odd else want, want_uniform, mixed)
             for i, (g, w) in enumerate(zip(got[lane].tolist(), expected, strict=True)):
                 assert same(g & mask, w, case.bits, floating=floating), (
-                    f"{case.text} answer {i} of operands {[hex(x) for x in row]} (uniform {[hex(x) for x in fixed]}): "
+                    f"{case.text} answer {i} of operands {[hex(x) for x in row]} "
+                    f"(uniform {[hex(x) for x in fixed]}): "
                     f"got {g:#x}, want {w:#x}"
                 )
 
@@ -336,7 +337,7 @@ def _insert(a: int, b: int, position: int, length: int, bits: int) -> int:
 def _field_cases() -> list[Case]:
     cases = [
         Case(f"shf.{way}.{how}.b32 {{d}}, {{a}}, {{b}}, {{c}};", "b32", ("b32", "b32", "u32"),
-             lambda a, b, c, left=way == "l", wrapped=how == "wrap": _funnel(a, b, c, left=left, wrapped=wrapped))
+             lambda a, b, c, way=way, how=how: _funnel(a, b, c, left=way == "l", wrapped=how == "wrap"))
         for way in "lr" for how in ("wrap", "clamp")
     ]  # fmt: skip
     cases.append(Case("prmt.b32 {d}, {a}, {b}, {c};", "b32", ("b32",) * 3, _permute))
@@ -421,11 +422,11 @@ def test_lop3_all_256_tables() -> None:
         assert int(got[table]) == want, table
 
 
-# ------------------------------------------------------------------------------------------ comparison, choice
+# ----------------------------------------------------------------------------------------- comparison, choice
 
 _RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
-    "lo": operator.lt, "ls": operator.le, "hi": operator.gt, "hs": operator.ge,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt,
+    "ge": operator.ge, "lo": operator.lt, "ls": operator.le, "hi": operator.gt, "hs": operator.ge,
 }  # fmt: skip
 
 
@@ -447,7 +448,8 @@ def _comparisons() -> list[Case]:
         names += ["equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"] if kind[0] == "f" else []
         for name in names:
             cases.append(Case(f"setp.{name}.{kind} {{d}}, {{a}}, {{b}};", "pred", (kind, kind),
-                              lambda a, b, n=name, k=kind: int(_holds(n, read(a, k), read(b, k)))))  # fmt: skip
+                              lambda a, b, n=name, k=kind: int(_holds(n, read(a, k), read(b, k))))
+            )  # fmt: skip
     return cases
 
 
@@ -505,11 +507,11 @@ def test_predicate_logic(op: str) -> None:
     check(Case("not.pred {d}, {a};", "pred", ("pred",), lambda a: 1 - a))
 
 
-# ------------------------------------------------------------------------------------------------------ floats
+# ----------------------------------------------------------------------------------------------------- floats
 
 
 def _exactly(kind: str, fn: Callable[..., Fraction], special: Callable[..., float]) -> Callable[..., int]:
-    """The correctly rounded answer; ``special`` answers where an operand, or the result, is not finite or zero."""
+    """The correctly rounded answer; ``special`` answers where an operand is not finite or the result zero."""
     bits = int(kind[1:])
 
     def answer(*patterns: int) -> int:
@@ -638,22 +640,23 @@ def test_a_register_read_before_it_is_written_is_named() -> None:
         execute(".loc 1 4 0\nadd.s32 %r11, %r10, 1;\nst.global.u32 [%rd3], %r11;")
 
 
-# ---------------------------------------------------------------------------------------- what is not modelled
+# --------------------------------------------------------------------------------------- what is not modelled
 
 _REFUSED = [
     "add.sat.s32 %r10, %r2, %r2;", "add.cc.u32 %r10, %r2, %r2;", "addc.u32 %r10, %r2, %r2;",
     "add.ftz.f32 %r10, %r2, %r2;", "add.rz.f32 %r10, %r2, %r2;", "add.sat.f32 %r10, %r2, %r2;",
     "mul.ftz.f32 %r10, %r2, %r2;", "div.approx.f32 %r10, %r2, %r2;", "div.full.f32 %r10, %r2, %r2;",
-    "fma.rz.f32 %r10, %r2, %r2, %r2;", "fma.rn.ftz.f32 %r10, %r2, %r2, %r2;", "fma.rn.f64 %rd10, %rd0, %rd0, %rd0;",
-    "add.f16 %h1, %h1, %h1;", "mul.f16 %h1, %h1, %h1;", "fma.rn.f16 %h1, %h1, %h1, %h1;",
-    "add.f16x2 %r10, %r2, %r2;", "add.rn.bf16 %h1, %h1, %h1;", "min.NaN.f32 %r10, %r2, %r2;",
-    "max.ftz.f32 %r10, %r2, %r2;", "min.s16x2 %r10, %r2, %r2;", "neg.ftz.f32 %r10, %r2;",
-    "setp.lt.ftz.f32 %p1, %r2, %r2;", "set.lt.u32.u32 %r10, %r2, %r2;", "slct.u32.s32 %r10, %r2, %r2, %r2;",
-    "mul24.lo.u32 %r10, %r2, %r2;", "mad24.lo.u32 %r10, %r2, %r2, %r2;", "sad.u32 %r10, %r2, %r2, %r2;",
-    "dp4a.u32.u32 %r10, %r2, %r2, %r2;", "bfind.u32 %r10, %r2;", "prmt.b32.f4e %r10, %r2, %r2, 0;",
-    "sqrt.rn.f32 %r10, %r2;", "rcp.rn.f32 %r10, %r2;", "sin.approx.f32 %r10, %r2;", "ex2.approx.f32 %r10, %r2;",
-    "mad.lo.cc.u32 %r10, %r2, %r2, %r2;", "mad.hi.sat.s32 %r10, %r2, %r2, %r2;", "copysign.f32 %r10, %r2, %r2;",
-    "testp.finite.f32 %p1, %r2;", "lop3.or.b32 %r10|%p1, %r2, %r2, %r2, 5, %p0;", "fns.b32 %r10, %r2, 0, 1;",
+    "fma.rz.f32 %r10, %r2, %r2, %r2;", "fma.rn.ftz.f32 %r10, %r2, %r2, %r2;",
+    "fma.rn.f64 %rd10, %rd0, %rd0, %rd0;", "add.f16 %h1, %h1, %h1;", "mul.f16 %h1, %h1, %h1;",
+    "fma.rn.f16 %h1, %h1, %h1, %h1;", "add.f16x2 %r10, %r2, %r2;", "add.rn.bf16 %h1, %h1, %h1;",
+    "min.NaN.f32 %r10, %r2, %r2;", "max.ftz.f32 %r10, %r2, %r2;", "min.s16x2 %r10, %r2, %r2;",
+    "neg.ftz.f32 %r10, %r2;", "setp.lt.ftz.f32 %p1, %r2, %r2;", "set.lt.u32.u32 %r10, %r2, %r2;",
+    "slct.u32.s32 %r10, %r2, %r2, %r2;", "mul24.lo.u32 %r10, %r2, %r2;", "mad24.lo.u32 %r10, %r2, %r2, %r2;",
+    "sad.u32 %r10, %r2, %r2, %r2;", "dp4a.u32.u32 %r10, %r2, %r2, %r2;", "bfind.u32 %r10, %r2;",
+    "prmt.b32.f4e %r10, %r2, %r2, 0;", "sqrt.rn.f32 %r10, %r2;", "rcp.rn.f32 %r10, %r2;",
+    "sin.approx.f32 %r10, %r2;", "ex2.approx.f32 %r10, %r2;", "mad.lo.cc.u32 %r10, %r2, %r2, %r2;",
+    "mad.hi.sat.s32 %r10, %r2, %r2, %r2;", "copysign.f32 %r10, %r2, %r2;", "testp.finite.f32 %p1, %r2;",
+    "lop3.or.b32 %r10|%p1, %r2, %r2, %r2, 5, %p0;", "fns.b32 %r10, %r2, 0, 1;",
 ]  # fmt: skip
 
 

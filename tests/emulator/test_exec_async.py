@@ -37,6 +37,7 @@ add.s64 %rd20, %rd20, %rd1;
 setp.eq.u32 %p1, %r2, 0;
 """
 _INIT = "@%p1 mbarrier.init.shared::cta.b64 [%r20], 1;\nbar.sync 0;\n"
+_BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 _BULK_LOAD = """
 @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20], {bytes};
 .loc 1 40 0
@@ -66,7 +67,8 @@ def test_c02_a_block_barrier_alone_does_not_wait_for_cp_async(schedule: str) -> 
     body += "xor.b32 %r23, %r23, 64;\nld.shared.u32 %r30, [%r23];\nst.global.u32 [%rd3], %r30;"
     body = body.replace("ld.shared", "@%p2 ld.shared").replace("st.global", "@%p2 st.global")
     with report(
-        "destination of the cp.async of 4 bytes", "which is not complete", "case.cu:30", "issued by CTA 0 thread",
+        "destination of the cp.async of 4 bytes", "which is not complete", "case.cu:30",
+        "issued by CTA 0 thread",
         rule="copy.destination_read", kind=CopyFault,
     ):  # fmt: skip
         go(body.format(wait=""), schedule)
@@ -192,7 +194,7 @@ def test_c04_alignment_of_both_sides(schedule: str) -> None:
         go(copy.format(d=d, s=s, n=n), schedule)
 
 
-# --------------------------------------------------------------------------------------------- bulk copies, loads
+# ----------------------------------------------------------------------------------------- bulk copies, loads
 
 
 @every_schedule
@@ -298,7 +300,7 @@ def test_b02_bulk_alignment_names_operand_and_value(schedule: str) -> None:
     @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20], {n};
     mov.u32 %r10, {n};
     .loc 1 41 0
-    @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r22+{d}], [%rd1+{s}], %r10, [%r20];
+    @%p1 {bulk} [%r22+{d}], [%rd1+{s}], %r10, [%r20];
     """
     for d, s, n, phrases in (
         (0, 4, 32, ("source", "16-byte aligned")),
@@ -306,9 +308,11 @@ def test_b02_bulk_alignment_names_operand_and_value(schedule: str) -> None:
         (0, 0, 24, ("size", "24", "multiple of 16")),
     ):
         with report(*phrases, "case.cu:41", "CTA 0 thread 0", kind=CopyFault):
-            go(_INIT + copy.format(d=d, s=s, n=n), schedule)
+            go(_INIT + copy.format(d=d, s=s, n=n, bulk=_BULK), schedule)
     got = go(
-        _INIT + copy.format(d=16, s=16, n=32) + _WAIT + _OUT.replace("[%r23]", "[%r23+16]"), schedule, block=8
+        _INIT + copy.format(d=16, s=16, n=32, bulk=_BULK) + _WAIT + _OUT.replace("[%r23]", "[%r23+16]"),
+        schedule,
+        block=8,
     )
     assert got.out.tolist() == _DATA[4:12].tolist()
 
@@ -318,7 +322,7 @@ def test_bulk_copies_out_of_bounds(schedule: str) -> None:
     for d, s, text in ((4000, 0, "shared"), (0, 8192 - 64, "allocation")):
         body = f"""
         @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20], 256;
-        @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r22+{d}], [%rd1+{s}], 256, [%r20];
+        @%p1 {_BULK} [%r22+{d}], [%rd1+{s}], 256, [%r20];
         """
         with report(text, "256", "CTA 0 thread 0"):
             go(_INIT + body, schedule)
@@ -333,10 +337,14 @@ def test_a_bulk_load_on_a_barrier_that_was_never_initialised(schedule: str) -> N
         go(body, schedule)
 
 
-# -------------------------------------------------------------------------------------------- bulk copies, stores
+# ---------------------------------------------------------------------------------------- bulk copies, stores
 
 _FILL = "st.shared.u32 [%r23], %r2;\nfence.proxy.async.shared::cta;\nbar.sync 0;\n"
-_STORE = ".loc 1 50 0\n@%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r22], 256;\n@%p1 cp.async.bulk.commit_group;\n"
+_STORE = """
+.loc 1 50 0
+@%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r22], 256;
+@%p1 cp.async.bulk.commit_group;
+"""
 
 
 @every_schedule
@@ -462,7 +470,7 @@ def test_e14_a_by_value_map_that_the_compiler_copied_to_local_memory(schedule: s
         _tensor("", schedule, 4, 3)
 
 
-# ------------------------------------------------------------------------------------------- grid-wide waiting
+# ------------------------------------------------------------------------------------------ grid-wide waiting
 
 _GRID_BARRIER = """
 extern "C" __global__ void k(unsigned* count, unsigned* out) {
@@ -495,13 +503,14 @@ def test_d24_grid_barrier_with_more_ctas_than_fit(schedule: str) -> None:
             m.launch(k, params, grid=grid, block=64, shared_bytes=200_000)
 
 
-# ---------------------------------------------------------------------------------------------------- refusals
+# --------------------------------------------------------------------------------------------------- refusals
 
 _REFUSED = [
     "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r22], [%r23], 16, [%r20];",
     "cp.async.bulk.prefetch.L2.global [%rd1], 16;",
     "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd0], [%r22], 16;",
-    "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%r22], [%rd1, {%r2, %r2, %r2}], [%r20];",
+    "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    " [%r22], [%rd1, {%r2, %r2, %r2}], [%r20];",
     "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
     " [%r22], [%rd1, {%r2, %r2}], [%r20], %h1;",
     "cp.async.bulk.prefetch.tensor.2d.L2.global [%rd1, {%r2, %r2}];",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from smfree.emulator.errors import MemoryFault, Unsupported
+from smfree.emulator.exec.launch import run
 from tests.emulator.exec_kit import Machine, cuda_kernel, every_schedule, execute, kernel, report
 from tests.emulator.test_exec_arith import Case, check, nearest, read, wrap
 
@@ -42,7 +43,8 @@ def test_a_narrow_result_is_extended_to_its_register(to: str, register: int) -> 
 
 @pytest.mark.parametrize(
     ("to", "source"),
-    [("s16", "s32"), ("u16", "s32"), ("u32", "s32"), ("s32", "u32"), ("u16", "u64"), ("s32", "s64"), ("u64", "s64"),
+    [("s16", "s32"), ("u16", "s32"), ("u32", "s32"), ("s32", "u32"), ("u16", "u64"), ("s32", "s64"),
+     ("u64", "s64"),
      ("s64", "u64"), ("u32", "s64"), ("s16", "u64"), ("u32", "u64")],
 )  # fmt: skip
 def test_saturating_integer_conversion(to: str, source: str) -> None:
@@ -119,15 +121,17 @@ def test_swapping_the_halves_of_a_register_in_place() -> None:
 
 
 _REFUSED = [
-    "cvt.rz.f32.f64 %r10, %rd0;", "cvt.rni.f32.f32 %r10, %r2;", "cvt.sat.f32.f32 %r10, %r2;", "cvt.rn.ftz.f32.f64 %r10, %rd0;",
-    "cvt.rn.bf16.f32 %h1, %r2;", "cvt.rn.f16x2.f32 %r10, %r2, %r2;", "cvt.rn.satfinite.e4m3x2.f32 %h1, %r2, %r2;",
-    "cvt.rna.tf32.f32 %r10, %r2;", "cvt.pack.sat.s16.s32 %r10, %r2, %r2;", "ld.global.b128 %rq, [%rd1];",
-    "mapa.shared::cluster.u32 %r10, %r2, 0;", "ld.shared::cluster.u32 %r10, [%r2];", "isspacep.shared::cluster %p1, %rd0;",
+    "cvt.rz.f32.f64 %r10, %rd0;", "cvt.rni.f32.f32 %r10, %r2;", "cvt.sat.f32.f32 %r10, %r2;",
+    "cvt.rn.ftz.f32.f64 %r10, %rd0;", "cvt.rn.bf16.f32 %h1, %r2;", "cvt.rn.f16x2.f32 %r10, %r2, %r2;",
+    "cvt.rn.satfinite.e4m3x2.f32 %h1, %r2, %r2;", "cvt.rna.tf32.f32 %r10, %r2;",
+    "cvt.pack.sat.s16.s32 %r10, %r2, %r2;", "mapa.shared::cluster.u32 %r10, %r2, 0;",
+    "ld.shared::cluster.u32 %r10, [%r2];", "isspacep.shared::cluster %p1, %rd0;",
     "match.any.sync.b32 %r10, %r2, 0xffffffff;", "redux.sync.add.u32 %r10, %r2, 0xffffffff;",
     "mov.u32 %r10, %lanemask_gt;", "setmaxnreg.inc.sync.aligned.u32 64;", "wgmma.fence.sync.aligned;",
     "wgmma.commit_group.sync.aligned;", "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r10}, [%r2];",
-    "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r10,%r11,%r12,%r13},{%r2,%r2,%r2,%r2},{%r2,%r2},{%r2,%r2,%r2,%r2};",
-    "tex.1d.v4.s32.s32 {%r10,%r11,%r12,%r13}, [%rd0, {%r2}];", "call (%r10), f, (%r2);", "createpolicy.fractional.L2::evict_last.b64 %rd4, 1.0;",
+    "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
+    " {%r10,%r11,%r12,%r13},{%r2,%r2,%r2,%r2},{%r2,%r2},{%r2,%r2,%r2,%r2};",
+    "createpolicy.fractional.L2::evict_last.b64 %rd4, 1.0;",
     "multimem.red.relaxed.sys.global.add.u32 [%rd0], %r2;", "atom.global.add.f64 %rd4, [%rd0], %rd1;",
     "atom.global.add.noftz.f16 %h1, [%rd0], %h1;", "discard.global.L2 [%rd0], 128;", "fence.proxy.alias;",
 ]  # fmt: skip
@@ -143,8 +147,6 @@ def test_what_is_not_modelled_is_refused_with_both_lines(text: str) -> None:
 
 def test_clusters_and_calls_are_refused() -> None:
     m = Machine()
-    from smfree.emulator.exec.launch import run
-
     with report("clusters are not modelled", "(2, 1, 1)", rule="unsupported.cluster", kind=Unsupported):
         run(
             m.device,
@@ -163,7 +165,7 @@ def test_clusters_and_calls_are_refused() -> None:
         Machine().launch(cuda_kernel(source), struct.pack("<Q", 0))
 
 
-# ---------------------------------------------------------------------------------------------- loads and stores
+# ------------------------------------------------------------------------------------------- loads and stores
 
 
 @pytest.mark.parametrize("kind", ["u8", "s8", "b8", "u16", "s16", "u32", "s32", "b32", "f32", "u64", "b64"])
@@ -283,7 +285,8 @@ def test_atomics_give_every_lane_its_turn(schedule: str) -> None:
 
 _ATOMS = {
     "min.s32": lambda old, v: v if (old ^ 1 << 31) > (v ^ 1 << 31) else old,
-    "max.u32": max, "and.b32": lambda old, v: old & v, "or.b32": lambda old, v: old | v, "xor.b32": lambda old, v: old ^ v,
+    "max.u32": max, "and.b32": lambda old, v: old & v, "or.b32": lambda old, v: old | v,
+    "xor.b32": lambda old, v: old ^ v,
     "exch.b32": lambda old, v: v, "inc.u32": lambda old, v: 0 if old >= v else old + 1,
     "dec.u32": lambda old, v: v if old == 0 or old > v else old - 1,
 }  # fmt: skip
@@ -316,7 +319,7 @@ def test_compare_and_swap() -> None:
     assert got == [5] * 6 + [100] * 26
 
 
-# ------------------------------------------------------------------------------------------------ wrong accesses
+# --------------------------------------------------------------------------------------------- wrong accesses
 
 
 @pytest.mark.parametrize(
@@ -334,3 +337,15 @@ def test_a_wrong_access_names_rule_lane_and_line(text: str, rule: str, phrases: 
     body = f"setp.ne.u32 %p1, %r2, 9;\n@%p1 exit;\n.loc 1 55 0\n{text}"
     with report(*phrases, "CTA 0 thread 9", "case.cu:55", "PTX line", rule=rule, kind=MemoryFault):
         execute(body, a=np.zeros(32, np.uint32), shared=".shared .align 8 .b8 sm[256];")
+
+
+def test_a_texture_fetch_is_refused_with_its_line() -> None:
+    source = """
+    extern "C" __global__ void k(float* out, unsigned long long t) {
+      float x, y, z, w;
+      asm volatile("tex.1d.v4.f32.s32 {%0, %1, %2, %3}, [%4, {%5}];"
+                   : "=f"(x), "=f"(y), "=f"(z), "=f"(w) : "l"(t), "r"((int)threadIdx.x));
+      out[threadIdx.x] = x + y + z + w;
+    }"""
+    with report("tex.1d.v4.f32.s32", "case.cu:4", "not modelled", kind=Unsupported):
+        Machine().launch(cuda_kernel(source), struct.pack("<QQ", 0, 0))

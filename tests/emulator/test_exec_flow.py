@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.emulator.exec_kit import Machine, cuda_kernel, every_schedule, execut
 MASK = 0xFFFFFFFF
 COUNTERS = 4
 
-# ----------------------------------------------------------------------- random structured programs, two readings
+# ------------------------------------------------------------------- random structured programs, two readings
 
 # Statements are tuples; registers x0..x3 are %r10..%r13.
 #   ("op", d, name, a, b)        x[d] = x[a] name (x[-b-1] if b < 0 else constant b)
@@ -79,10 +80,8 @@ class Scalar:
     counters: list[int]
 
     def run(self, program: list[Any]) -> list[int]:
-        try:
+        with suppress(_Leave):
             self._block(program)
-        except _Leave:
-            pass
         return self.x
 
     def _value(self, b: int) -> int:
@@ -214,7 +213,8 @@ def _check(program: list[Any], block: int, grid: int, schedules: tuple[str, ...]
 
 _NESTED = [
     ("loop", 0, [
-        ("if", (0, "lt", 9), [("count", 0), ("break", (3, "eq", 2))], [("op", 2, "add", 2, 5), ("continue", (1, "lt", 40))]),
+        ("if", (0, "lt", 9), [("count", 0), ("break", (3, "eq", 2))],
+         [("op", 2, "add", 2, 5), ("continue", (1, "lt", 40))]),
         ("loop", 3, [("op", 2, "xor", 2, -2), ("leave", (2, "eq", 7)), ("break", (2, "ge", 20))]),
         ("count", 1),
     ]),
@@ -231,7 +231,7 @@ def test_random_structured_programs_agree_under_all_schedules(
     _check(program, block, grid, SCHEDULES)
 
 
-# ------------------------------------------------------------------------------------------------ unstructured
+# ----------------------------------------------------------------------------------------------- unstructured
 
 
 @every_schedule
@@ -341,7 +341,8 @@ def test_divergent_lanes_run_together_again_behind_the_branch() -> None:
 
 @pytest.mark.parametrize(
     ("block", "grid"),
-    [((8, 4, 2), (1, 1, 1)), ((5, 3, 3), (4, 3, 2)), ((33, 1, 1), (7, 1, 1)), ((1, 1, 1), (3, 2, 1)), ((1, 40, 1), (1, 1, 5)),
+    [((8, 4, 2), (1, 1, 1)), ((5, 3, 3), (4, 3, 2)), ((33, 1, 1), (7, 1, 1)), ((1, 1, 1), (3, 2, 1)),
+     ((1, 40, 1), (1, 1, 5)),
      ((2, 2, 64), (1, 3, 1))],
 )  # fmt: skip
 @pytest.mark.parametrize("schedule", ["min-pc", "timed", "random"])
@@ -501,7 +502,7 @@ def test_random_seeds_reproduce_counters_and_reports() -> None:
     wrong = "setp.gt.u32 %p2, %r11, 300;\n@%p2 ld.global.u32 %r13, [%rd1+4096];"
     texts = []
     for seed in (1, 1):
-        with pytest.raises(MemoryFault, match="past the end|allocation") as caught:
+        with pytest.raises(MemoryFault, match=r"past the end|allocation") as caught:
             execute(body.format(end=wrong), schedule="random", seed=seed, block=64, grid=3, a=zero)
         texts.append(str(caught.value))
     assert texts[0] == texts[1]

@@ -61,7 +61,7 @@ def go(body: str, schedule: str, **more: object) -> np.ndarray:
     return execute(body, schedule=schedule, shared=_SHARED, a=_DATA, **more).out  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------------------- bytes and arrivals missing
+# --------------------------------------------------------------------------------- bytes and arrivals missing
 
 
 @every_schedule
@@ -112,7 +112,8 @@ def test_the_second_phase_is_named_when_it_is_the_one_that_hangs(schedule: str) 
         + "setp.lt.u32 %p2, %r2, 30;\n@%p2 mbarrier.arrive.shared::cta.b64 _, [%r20];\n"
         + wait(1, line=91, name="W2")
     )  # fmt: skip
-    with report("full[0] of CTA 0, phase 1 (parity 1): no bytes announced, 2 of 32 arrivals missing", "case.cu:91",
+    with report("full[0] of CTA 0, phase 1 (parity 1): no bytes announced, 2 of 32 arrivals missing",
+                "case.cu:91",
                 kind=Deadlock):  # fmt: skip
         go(body, schedule)
 
@@ -126,7 +127,7 @@ def test_a_hang_in_one_of_several_ctas_names_that_cta(schedule: str) -> None:
     assert "CTA 2" not in str(caught.value)
 
 
-# ---------------------------------------------------------------------------------------------- initialisation
+# --------------------------------------------------------------------------------------------- initialisation
 
 
 @every_schedule
@@ -137,7 +138,8 @@ def test_a08_expect_tx_is_no_initialisation(content: str, schedule: str) -> None
     body += "@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20], 1024;\n"
     text = {"zeroed": "zeroed bytes", "garbage": "0x0000000000001234", "never written": "nobody has written"}
     with report(
-        "no barrier has been initialised at this shared address", text[content], "case.cu:15", "CTA 0 thread 0",
+        "no barrier has been initialised at this shared address", text[content], "case.cu:15",
+        "CTA 0 thread 0",
         rule="mbarrier.uninitialised", kind=BarrierFault,
     ):  # fmt: skip
         go(body, schedule)
@@ -211,7 +213,7 @@ def test_an_init_count_is_in_range(count: int) -> None:
         go(_PROLOGUE + f"mov.u32 %r10, {count};\n@%p1 mbarrier.init.shared::cta.b64 [%r20], %r10;", "min-pc")
 
 
-# ------------------------------------------------------------------------------------------------------ parity
+# ----------------------------------------------------------------------------------------------------- parity
 
 
 @every_schedule
@@ -227,7 +229,8 @@ def test_a10_parity_of_a_fresh_barrier(schedule: str) -> None:
     """
     for i, p in enumerate("2345"):
         look += f"selp.u32 %r{10 + i}, {1 << i}, 0, %p{p};\n"
-    look += "or.b32 %r10, %r10, %r11;\nor.b32 %r12, %r12, %r13;\nor.b32 %r10, %r10, %r12;\nst.global.u32 [%rd3], %r10;"
+    look += "or.b32 %r10, %r10, %r11;\nor.b32 %r12, %r12, %r13;\nor.b32 %r10, %r10, %r12;\n"
+    look += "st.global.u32 [%rd3], %r10;"
     assert go(init(1) + look, schedule, block=64).tolist() == [0b0101] * 64
     go(init(1) + wait(1), schedule)  # goes through at once
     with report("phase 0 (parity 0)", "1 of 1 arrivals missing", kind=Deadlock):
@@ -248,7 +251,7 @@ def test_a11_a_running_round_number_as_parity(schedule: str) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------- counts out of range
+# ---------------------------------------------------------------------------------------- counts out of range
 
 
 @every_schedule

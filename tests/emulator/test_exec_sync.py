@@ -289,7 +289,7 @@ def test_barrier_forms_that_are_not_modelled_are_refused(text: str) -> None:
         execute(f"setp.eq.u32 %p1, %r2, 0;\n{text}")
 
 
-# ------------------------------------------------------------------------------------------------- warp barriers
+# ---------------------------------------------------------------------------------------------- warp barriers
 
 _HALVES = """
 setp.ge.u32 %p1, %r2, 16;

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 
 from smfree.emulator.errors import Unsupported
-from tests.emulator.exec_kit import UNTIMED, every_schedule, execute, report
+from smfree.emulator.exec.launch import run
+from tests.emulator.exec_kit import UNTIMED, Machine, every_schedule, execute, kernel, report
 
 _ENTRY_ALU, _ENTRY_PARAMS = 6, 4  # instructions of the kit's prologue; `ret` is one branch
 
@@ -124,14 +127,15 @@ def test_counters_do_not_depend_on_the_schedule_of_a_straight_kernel() -> None:
     assert all(r == runs[0] for r in runs)
 
 
-# ----------------------------------------------------------------------------------------------- the timed clock
+# -------------------------------------------------------------------------------------------- the timed clock
 
 
 def _chain(k: int, *, dependent: bool) -> int:
     """Cycles of k loads of different lines, each address taken from the previous load or not."""
     loads = ""
     for i in range(k):
-        loads += f"ld.global.u64 %rd{12 + i}, [%rd{11 + i if dependent else 9}+{4096 * (i + 1) if not dependent else 4096}];\n"
+        address = f"%rd{11 + i}+4096" if dependent else f"%rd9+{4096 * (i + 1)}"
+        loads += f"ld.global.u64 %rd{12 + i}, [{address}];\n"
     sums = "".join(f"add.s64 %rd30, %rd30, %rd{12 + i};\n" for i in range(k))
     body = f"""
     mov.u64 %rd9, %rd1;
@@ -145,8 +149,6 @@ def _chain(k: int, *, dependent: bool) -> int:
     add.s64 %rd32, %rd32, %rd30;
     st.global.u64 [%rd0], %rd32;
     """
-    from tests.emulator.exec_kit import Machine, kernel
-
     m = Machine("timed")
     size = 4096 * (k + 2)
     a = m.empty(size)
@@ -154,8 +156,6 @@ def _chain(k: int, *, dependent: bool) -> int:
     chain[::512] = a + 4096 * np.arange(size // 4096, dtype=np.uint64)
     m.memory.write(a, chain.tobytes())
     out = m.empty(64)
-    import struct
-
     m.launch(kernel(body), struct.pack("<QQQI", out, a, 0, 0), block=1)
     return int(m.get(out, 1, np.uint64)[0])
 
@@ -214,13 +214,9 @@ def test_a_clock_never_runs_backwards(clock: str) -> None:
 
 
 def test_time_starts_where_the_launch_does_and_ends_behind_its_stores() -> None:
-    from smfree.emulator.exec.launch import run
-    from tests.emulator.exec_kit import Machine, kernel
 
     m = Machine("timed")
     out = m.empty(8)
-    import struct
-
     k = kernel("mov.u64 %rd10, %clock64;\nst.global.u64 [%rd0], %rd10;")
     for start in (0.0, 123456.0):
         result = run(m.device, k, struct.pack("<QQQI", out, 0, 0, 0), (1, 1, 1), (1, 1, 1), (1, 1, 1), 0,
