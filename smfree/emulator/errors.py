@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """``ERROR``: hardware corrupts, faults or hangs. ``STRICT``: the ISA forbids it, hardware often forgives."""
+    """``ERROR``: hardware corrupts, faults or hangs. ``STRICT``: the ISA forbids it, hardware forgives."""
 
     ERROR = "error"
     STRICT = "strict"

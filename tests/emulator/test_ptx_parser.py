@@ -346,7 +346,7 @@ def test_source_lines_come_from_loc_and_line_zero_is_no_line() -> None:
     a, b, c, d, _ = module.kernels["k"].instrs
     assert a.source is None and c.source is None
     assert str(b.source) == "a.cu:12"
-    assert str(d.source) == "b.cuh:15 inlined at b.cuh:10 inlined at a.cu:27"
+    assert str(d.source) == "a.cu:27 (inlined from b.cuh:15)"
     assert d.source is not None and d.source.function == "g"
     assert module.files == {1: "a.cu", 2: "b.cuh"}
 

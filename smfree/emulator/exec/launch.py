@@ -142,6 +142,7 @@ class Launch:
         self.end_time = 0.0
         self.progress = 0
         self.change_time = 0.0
+        self.clock_reads = 0
         self.runnable: list[Group] = []
 
         pitch = max(-(-self.shared_bytes // SHARED_GRANULE) * SHARED_GRANULE, SHARED_GRANULE)
@@ -388,6 +389,7 @@ class Launch:
                 "'timed'",
                 rule="clock.none",
             )
+        self.clock_reads += 1
         return self.settle(g) + self.start_cycle
 
     def nanoseconds(self, cycles: Any) -> Any:

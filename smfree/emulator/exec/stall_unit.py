@@ -31,16 +31,16 @@ class StallUnit:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.spinning: list[tuple[int, Group]] = []
-        self._marks: dict[tuple[int, int], tuple[int, list[Any], LaneSet, int]] = {}
+        self._marks: dict[tuple[int, int], tuple[tuple[int, int], list[Any], LaneSet, int]] = {}
         self._polite: list[Group] = []
         self._tired: list[Group] = []
-        self._mark: tuple[int, Any] = (-1, None)
+        self._mark: tuple[tuple[int, int], Any] = ((-1, 0), None)
         self._time_outs = 0
 
     def time_out(self) -> None:
         """Sleeping waits give up. If nothing has changed since they last did, it is a deadlock."""
         sleepers = self.launch.sync.sleepers
-        mark = (self.launch.progress, self._picture())
+        mark = (self._seen, self._picture())
         self._time_outs += 1
         if not sleepers or self._same_picture(mark, self._mark) or self._time_outs > MAX_TIME_OUTS:
             raise deadlock(self.launch)
@@ -48,13 +48,18 @@ class StallUnit:
         growth = 2.0 ** min(self._time_outs - 1, 40)
         self.launch.sync.time_out(DEFAULT_TRY_WAIT_NS * growth * self.launch.cycles_per_ns)
 
+    @property
+    def _seen(self) -> tuple[int, int]:
+        """What a polling loop can tell apart besides its registers: shared state, and the clock if it looks."""
+        return self.launch.progress, self.launch.clock_reads
+
     def _picture(self) -> list[tuple[int, int, list[Any]]]:
         """Everything that could make sleeping or spinning threads act differently next time."""
         groups = [*self.launch.sync.sleepers, *(g for _, g in self.spinning)]
         return [(g.pc, id(g.lanes), [g.regs[r] for r in self.launch.program.live(g.pc)]) for g in groups]
 
     @staticmethod
-    def _same_picture(a: tuple[int, Any], b: tuple[int, Any]) -> bool:
+    def _same_picture(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
         if a[0] != b[0] or b[1] is None or len(a[1]) != len(b[1]):
             return False
         key = lambda item: item[:2]  # noqa: E731
@@ -73,10 +78,10 @@ class StallUnit:
         if len(self._marks) >= MARKS_KEPT:
             self._marks.clear()
         turns = 0 if before is None else before[3] + 1
-        self._marks[key] = (progress, now, g.lanes, turns)  # the lanes, so that their id stays theirs
+        self._marks[key] = (self._seen, now, g.lanes, turns)  # the lanes, so that their id stays theirs
         if before is None:
             return False
-        if before[0] == progress and all(_equal(a, b) for a, b in zip(before[1], now, strict=True)):
+        if before[0] == self._seen and all(_equal(a, b) for a, b in zip(before[1], now, strict=True)):
             self.spinning.append((progress, g))
             return True
         if self.launch.schedule.fair:
