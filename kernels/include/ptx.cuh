@@ -4,7 +4,6 @@
 // memory are the 32-bit ones of the shared window (smem_addr). Whatever touches memory or synchronises is
 // volatile with a "memory" clobber, so the compiler keeps the order in which a kernel says things.
 #pragma once
-
 #define PTX_INLINE __device__ __forceinline__
 
 using u8 = unsigned char;
@@ -165,9 +164,7 @@ PTX_INLINE void cp_async_bulk_wait_group_read() {
 
 // ---- fences and clocks --------------------------------------------------------------------------
 // Orders generic accesses (ld, st, cp.async) to this CTA's shared memory before later bulk and tensor copies.
-PTX_INLINE void fence_proxy_async_shared_cta() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+PTX_INLINE void fence_proxy_async_shared_cta() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 PTX_INLINE void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 PTX_INLINE u64 clock64_now() {  // SM cycles; never subtract across SMs

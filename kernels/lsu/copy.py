@@ -70,7 +70,7 @@ class LsuCopyConfig:
 
     @property
     def bytes_in_flight_per_cta(self) -> int:
-        """Bytes that the CTA has asked for before it uses the first: a batch of ``unroll`` vectors per thread,
+        """Bytes that the CTA has asked for before it uses the first: ``unroll`` vectors per thread,
         or one vector per thread where the tile is smaller than a batch.
         """
         one = self.threads * self.vector_bytes

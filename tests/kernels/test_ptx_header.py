@@ -88,3 +88,9 @@ def test_a_kernel_file_explains_itself_and_stays_short(file: Path) -> None:
         assert re.search(rf"^// {label}\s", header, re.MULTILINE), f"the header has no '{label}'"
     assert len(text.splitlines()) <= 150
     assert max(map(len, text.splitlines())) <= 110
+
+
+def test_the_header_fits_its_limits() -> None:
+    lines = HEADER.splitlines()
+    assert len(lines) <= 180
+    assert max(map(len, lines)) <= 110
