@@ -121,8 +121,7 @@ PTX_INLINE void mbarrier_arrive_expect_tx(u32 mbar, u32 tx_bytes) {
   asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;"
                :: "r"(mbar), "r"(tx_bytes) : "memory");
 }
-// May suspend the thread for a while; false means: ask again.
-PTX_INLINE bool mbarrier_try_wait_parity(u32 mbar, u32 parity) {
+PTX_INLINE bool mbarrier_try_wait_parity(u32 mbar, u32 parity) {  // false: not yet, ask again
   u32 done;
   asm volatile("{\n\t.reg .pred complete;\n\t"
                "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 complete, [%1], %2;\n\t"
@@ -164,7 +163,9 @@ PTX_INLINE void cp_async_bulk_wait_group_read() {
 
 // ---- fences and clocks --------------------------------------------------------------------------
 // Orders generic accesses (ld, st, cp.async) to this CTA's shared memory before later bulk and tensor copies.
-PTX_INLINE void fence_proxy_async_shared_cta() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+PTX_INLINE void fence_proxy_async_shared_cta() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 PTX_INLINE void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 PTX_INLINE u64 clock64_now() {  // SM cycles; never subtract across SMs
