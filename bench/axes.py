@@ -26,7 +26,7 @@ ENGINES = ("lsu", "cp.async", "tma.bulk", "tma.tensor")
 TRITON_ENGINES = ("triton.pointer", "triton.descriptor")
 
 #: Steps of a latency chain: the slope is taken between the two lengths, over 1024 dependent tiles.
-SHORT_STEPS, LONG_STEPS = 32, 32 + 1024
+SHORT_STEPS, LONG_STEPS = 8, 8 + 1024
 
 #: A pool of an L2-resident chain stays this small, source and destination each, so that both fit any L2 here.
 L2_POOL_BYTES = 8 << 20
@@ -42,12 +42,14 @@ class LatencyAxes:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputAxes:
-    """``bytes_in_flight`` per SM, None = each engine at its best. ``copy_bytes`` is the length of one
-    copy."""
+    """Tiles at fixed ``bytes_in_flight`` per SM, and tiles with each engine at its best. ``copy_bytes`` is
+    the
+    length of one copy."""
 
     engines: tuple[str, ...]
+    bytes_in_flight: tuple[int, ...]
     tile_bytes: tuple[int, ...]
-    bytes_in_flight: tuple[int | None, ...]
+    best_tile_bytes: tuple[int, ...]
     threads: int
     copy_bytes: int
 
@@ -61,14 +63,20 @@ LATENCY: Mapping[Axes, LatencyAxes] = {
 
 THROUGHPUT: Mapping[Axes, ThroughputAxes] = {
     Axes.QUICK: ThroughputAxes(
-        ENGINES + TRITON_ENGINES, (2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB), (16 * KIB, None), 128, 16 << 20
+        engines=ENGINES + TRITON_ENGINES,
+        bytes_in_flight=(16 * KIB,),
+        tile_bytes=(2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB),
+        best_tile_bytes=(4 * KIB, 16 * KIB),
+        threads=128,
+        copy_bytes=16 << 20,
     ),
     Axes.FULL: ThroughputAxes(
-        ENGINES + TRITON_ENGINES,
-        TILE_BYTES,
-        (4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, None),
-        128,
-        256 << 20,
+        engines=ENGINES + TRITON_ENGINES,
+        bytes_in_flight=(4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB),
+        tile_bytes=TILE_BYTES,
+        best_tile_bytes=TILE_BYTES,
+        threads=128,
+        copy_bytes=256 << 20,
     ),
 }
 
@@ -121,9 +129,11 @@ def latency_points(axes: Axes) -> Iterator[LatencyPoint]:
 def throughput_points(axes: Axes) -> Iterator[ThroughputPoint]:
     """All copies. A tile larger than the bytes in flight cannot be had and is no point."""
     chosen = THROUGHPUT[axes]
-    for flight in chosen.bytes_in_flight:
-        for tile_bytes in chosen.tile_bytes:
-            if flight is not None and tile_bytes > flight:
-                continue
+    regimes: list[tuple[int | None, tuple[int, ...]]] = [
+        (flight, tuple(tile for tile in chosen.tile_bytes if tile <= flight))
+        for flight in chosen.bytes_in_flight
+    ]
+    for flight, tiles in [*regimes, (None, chosen.best_tile_bytes)]:
+        for tile_bytes in tiles:
             for engine in chosen.engines:
                 yield ThroughputPoint(engine, tile_bytes, flight, chosen.threads, chosen.copy_bytes)
