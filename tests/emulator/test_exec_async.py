@@ -402,7 +402,7 @@ def _bulk(edit: tuple[str, str] | None, schedule: str, num_bytes: int) -> np.nda
     m = Machine(schedule)
     data = np.random.default_rng(1).integers(0, 256, num_bytes).astype(np.uint8)
     src, dst = m.put(data), m.empty(num_bytes)
-    m.launch(k, struct.pack("<QQQ", dst, src, num_bytes), grid=2, block=32, shared_bytes=2 * (_TILE + 8))
+    m.launch(k, struct.pack("<QQQ", dst, src, num_bytes), grid=2, block=32, shared_bytes=2 * _TILE)
     assert (m.get(dst, num_bytes, np.uint8) == data).all()
     return data
 
@@ -413,8 +413,8 @@ def test_announcing_one_tile_too_many_in_the_bulk_kernel(schedule: str) -> None:
     wrong = "mbarrier_arrive_expect_tx(full_at(s), tile_bytes + TILE_BYTES);"
     _bulk(None, schedule, 6 * _TILE + 48)
     with report(
-        "smem + 0x800 of CTA 0, phase 0 (parity 0): 1024 of 2048 bytes missing, 0 of 1 arrivals missing",
-        "of CTA 1, phase 0", "thread 0 at", "case.cu:", kind=Deadlock,
+        "full[0] of CTA 0, phase 0 (parity 0): 1024 of 2048 bytes missing, 0 of 1 arrivals missing",
+        "full[0] of CTA 1, phase 0", "CTA 1 thread 0 at case.cu:", kind=Deadlock,
     ):  # fmt: skip
         _bulk((right, wrong), schedule, 6 * _TILE)
 
