@@ -9,6 +9,7 @@ import pytest
 
 from smfree.cuda import Device
 from smfree.cuda.choose import real_devices
+from smfree.measure.devices import alive
 from smfree.measure.options import device_specs
 
 EMULATED = ["emu:a100", "emu:h100"]
@@ -24,6 +25,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    """An open device, closed after the test, so that a failing kernel spoils no other test."""
+    """An open device, closed after the test, so that a failing kernel spoils no other test. A fault on a real
+    GPU stays until the process ends, so it ends the session there."""
     with Device.open(request.param) as opened:
         yield opened
+        reason = "" if opened.is_emulated else alive(opened)
+    if reason:
+        pytest.exit(f"{request.param} is unusable after {request.node.nodeid}: {reason}", returncode=3)
