@@ -48,13 +48,33 @@ def test_the_readme_has_examples_of_every_kind() -> None:
     assert any("deadlock:" in (output or "") for _, output in EXAMPLES)
 
 
+def test_the_excerpt_is_what_the_benchmark_prints() -> None:
+    """The row of the smallest tile, hot: cycles of each engine. The compiler's version moves them a bit."""
+    command = "-m pytest bench/bench_latency.py --device emu:h100 --jobs 1 -k"
+    done = subprocess.run(
+        [sys.executable, *command.split(), "128B and L2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (shown,), (printed,) = (
+        [line.split()[2:] for line in text.splitlines() if line.startswith(" 128 B ")]
+        for text in (page, done.stdout)
+    )
+    assert len(printed) == 4
+    assert [int(word) for word in shown[:4]] == pytest.approx([int(word) for word in printed], rel=0.05)
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=[command.id for command in COMMANDS])
-def test_a_command_names_what_exists(command: Command, tmp_path: Path) -> None:
+def test_a_command_names_what_exists(command: Command) -> None:
     program, *args = command.words
     if program == "make":
-        check_make(args, tmp_path)
+        check_make(args)
     elif program == "pytest":
-        check_pytest(args, tmp_path)
+        check_pytest(args)
     elif program == "python" and args[0] == "-m":
         assert importlib.util.find_spec(args[1]) is not None
     elif program == "python":
@@ -73,7 +93,7 @@ def test_a_command_names_what_exists(command: Command, tmp_path: Path) -> None:
         pytest.fail(f"{program}: teach this test what it is")
 
 
-def check_make(args: list[str], tmp_path: Path) -> None:
+def check_make(args: list[str]) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for arg in args:
         name, is_variable, value = arg.partition("=")
@@ -81,18 +101,34 @@ def check_make(args: list[str], tmp_path: Path) -> None:
             assert re.search(rf"^{name}:", makefile, re.MULTILINE), f"the Makefile has no target {name}"
             continue
         assert f"$({name})" in makefile, f"the Makefile has no variable {name}"
-        if name == "ARGS" and "bench" in args:
-            check_pytest(["bench/", *shlex.split(value)], tmp_path)
+        if name == "ARGS":
+            check_pytest(["bench/" if "bench" in args else "tests/", *shlex.split(value)])
 
 
-def check_pytest(args: list[str], tmp_path: Path) -> None:
-    """Collect only: paths, options and filters must all be real, and something must be selected."""
-    here = [re.sub(r"cuda:\d+", "emu:h100", arg) for arg in args]
+def check_pytest(args: list[str]) -> None:
+    """The path exists, pytest knows the options, and a filter selects some point of the benchmarks."""
+    places = [arg for arg in args if "/" in arg and not arg.startswith("-")]
+    assert places and all((ROOT / place).exists() for place in places)
+    unknown = {arg.split("=")[0] for arg in args if arg.startswith("--")} - options_of("-m pytest")
+    assert not unknown, f"pytest has no {unknown}"
+    if "-k" in args and "bench/" in places:
+        chosen = args[args.index("-k") + 1]
+        test = re.sub(r"\b(?!(?:and|or|not)\b)[\w.]+", lambda word: f"({word[0]!r} in name)", chosen)
+        assert any(eval(test, {"name": name}) for name in points()), f"-k {chosen!r} selects nothing"
+
+
+@cache
+def points() -> tuple[str, ...]:
+    """The name of every benchmark point on the emulated devices."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", *here, f"--benchmark-storage={tmp_path}"],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        [sys.executable, "-m", "pytest", "bench/", "--device", "emu:a100,emu:h100", "--collect-only", "-q"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return tuple(line for line in done.stdout.splitlines() if "::" in line)
 
 
 @cache
