@@ -13,6 +13,7 @@ from smfree.emulator.exec.values import (
     LOCAL_WINDOW,
     PARAM_WINDOW,
     SHARED_WINDOW,
+    SINT,
     UINT,
     is_type,
     storage,
@@ -84,20 +85,22 @@ def cvt(dec: Decoder, ins: ast.Instr) -> Arithmetic:
     kind, narrow = typed(source_type), storage(source_type)
     out, final = typed(to), storage(dec.dst_type(ins.operands[0]))
     convert = _conversion(dec, source_type, to, out)
-    sign = to[0] == "s"
+    bits = storage(to)
 
     def act(r: Regs, g: Group) -> None:
         x = r[s]
-        x = (x if x.dtype.type is narrow else x.astype(narrow)).view(kind)
-        y = convert(x)
-        wide = y.view(storage(to))
-        if final is not storage(to):  # a wider destination register is sign- or zero-extended
-            wide = (
-                y.astype(np.dtype(f"i{np.dtype(final).itemsize}")).view(final) if sign else wide.astype(final)
-            )
-        r[d] = wide
+        r[d] = convert((x if x.dtype.type is narrow else x.astype(narrow)).view(kind)).view(bits)
 
-    return act
+    if final is bits:
+        return act
+    extended = SINT[np.dtype(final).itemsize * 8] if to[0] == "s" else final
+
+    def act_extending(r: Regs, g: Group) -> None:
+        """A wider destination register is sign- or zero-extended."""
+        act(r, g)
+        r[d] = r[d].view(out).astype(extended).view(final)
+
+    return act_extending
 
 
 def _conversion(dec: Decoder, source: str, to: str, out: Any) -> Any:

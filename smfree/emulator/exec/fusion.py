@@ -7,7 +7,9 @@ Times, counters and faults stay those of the single instructions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,6 +78,10 @@ def find_run(items: list[Any], start: int, leaders: set[int]) -> tuple[list[Plai
     return arithmetic, members
 
 
+def _registers(part: Sequence[Member]) -> tuple[int, ...]:
+    return tuple(chain.from_iterable(m.access.registers for m in part))
+
+
 class FusedAccess:
     """The action of a run. ``delays``: instructions from the first access to each."""
 
@@ -134,7 +140,7 @@ class FusedAccess:
 
     @staticmethod
     def _gather(g: Group, part: list[Member], access: Access) -> Any:
-        registers = tuple(r for m in part for r in m.access.registers)
+        registers = _registers(part)
         block = g.block(registers)
         kind = UINT[access.size * 8]
         if block is not None and block.dtype == kind:
@@ -152,4 +158,4 @@ class FusedAccess:
                 g.regs[r] = rows[:, i]
             if ready is not None:
                 self.launch.memory.until(g, m.access.registers, ready[j * warps : (j + 1) * warps])
-        g.remember(tuple(r for m in part for r in m.access.registers), values)
+        g.remember(_registers(part), values)

@@ -264,13 +264,11 @@ class Group:
         self.origin: Join | None = None  # the split that made this group, with the registers it got then
         self.entry: list[Any] | None = None
         self.wait: Any = None  # what a parked group waits for
-        self.blocks: dict[int, Block] = {}  # by register: the array a load left it in
+        self.blocks: dict[int, Block] = {}  # by first register: the array a load left them in
 
     def remember(self, registers: tuple[int, ...], values: Any) -> None:
         """The load of ``values`` [n, k] has just filled these registers, column by column."""
-        block = Block(registers, values, [self.regs[r] for r in registers])
-        for r in registers:
-            self.blocks[r] = block
+        self.blocks[registers[0]] = Block(registers, values, [self.regs[r] for r in registers])
 
     def block(self, registers: tuple[int, ...]) -> Any:
         """The array [n, k] that holds just these registers side by side, if one load left them so."""

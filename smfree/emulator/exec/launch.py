@@ -153,6 +153,7 @@ class Launch:
         self.stalls = StallUnit(self)
         self.program: Program = Decoder(kernel, self, symbols).program()
         self._visits = [[0, 0] for _ in self.program.steps]  # warps and lanes that executed each step
+        self._lines: dict[int, str] = {}
         self.current: Group | None = None
 
     # ---------------------------------------------------------------- run loop
@@ -436,8 +437,11 @@ class Launch:
 
     def line_of(self, pc: int) -> str:
         """ "copy.cu:41 (PTX line 120)" """
-        instr = self.kernel.instrs[pc]
-        return f"{instr.source} (PTX line {instr.line})" if instr.source else f"PTX line {instr.line}"
+        if pc not in self._lines:
+            instr = self.kernel.instrs[pc]
+            place = f"PTX line {instr.line}"
+            self._lines[pc] = f"{instr.source} ({place})" if instr.source else place
+        return self._lines[pc]
 
     def report(self, finding: EmulationError) -> None:
         """A strict finding: raise it, keep it or drop it, as the node was told."""

@@ -319,13 +319,16 @@ class MemoryUnit:
         """These registers are filled at ``ready`` (one time per warp); a later use waits for it."""
         if ready is None:
             return
+        g.outstanding.update(registers)
+        num_warps = self.launch.geometry.num_warps
+        if len(ready) == num_warps:
+            self.ready.update(dict.fromkeys(registers, ready))
+            return
         w = g.lanes.warp_slice
         for r in registers:
             times = self.ready.get(r)
-            if times is None:
-                times = self.ready[r] = np.zeros(self.launch.geometry.num_warps)
+            self.ready[r] = times = np.zeros(num_warps) if times is None else times.copy()
             times[w] = ready
-        g.outstanding.update(registers)
 
     def wait_registers(self, g: Group, registers: frozenset[int] | set[int]) -> None:
         """Stall each warp until the pending loads of these registers have returned."""

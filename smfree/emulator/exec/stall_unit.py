@@ -50,7 +50,7 @@ class StallUnit:
 
     @property
     def _seen(self) -> tuple[int, int]:
-        """What a polling loop can tell apart besides its registers: shared state, and the clock if it looks."""
+        """What a polling loop can tell apart besides its registers: shared state, the clock if it looks."""
         return self.launch.progress, self.launch.clock_reads
 
     def _picture(self) -> list[tuple[int, int, list[Any]]]:
