@@ -2,11 +2,12 @@
 
 One CTA walks a chain of tiles in which each address is read out of the tile before, so the time of a step
 is a latency,
-not a throughput. The kernel reads its own clock; a step is the slope between two chain lengths.
+not a throughput. The kernel reads its own clock; a step is the slope between a short and a long walk over
+tiles of their own.
 
 Bytes     a step moves one tile: read once (load, copy), written once (store, copy)
 L2        the pool and the destination are small and were read just before
-DRAM      the L2 is flushed by a read sweep before each walk, and every tile is visited once
+DRAM      the L2 is flushed by a read sweep before the walks, and every tile is visited once
 Verified  the index the kernel ends on, and every byte of the destination, against numpy
 """
 
@@ -14,15 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import pytest
 
 from bench.axes import LONG_STEPS, SHORT_STEPS, LatencyPoint, latency_points
-from bench.pools import ChainBuffers, buffers_for, check_bitwise
+from bench.pools import ChainBuffers, long_buffers, short_buffers
 from kernels.chain import Leg
 from kernels.common import ConfigError
 from kernels.engine import engine
-from smfree.measure.errors import MeasureError
 from smfree.measure.fixture import ChainReading, Measure, Point
 from smfree.measure.options import Axes
 from smfree.measure.records import CacheState, Cost, Memory, Question, Traffic
@@ -47,32 +46,28 @@ def bench_latency(measure: Measure, point: LatencyPoint) -> None:
         measure.skip(str(error))
     with measure.compiling():
         kernel = measure.device.compile(config.source).kernel()
-    buffers = buffers_for(measure.device, point.tile_bytes, point.memory)
-    cold = point.memory is Memory.DRAM
+    short = short_buffers(measure.device, point.tile_bytes)
+    long = long_buffers(measure.device, point.tile_bytes, point.memory)
 
-    def walk(steps: int) -> tuple[float, float]:
+    def walk(buffers: ChainBuffers, steps: int) -> tuple[float, float]:
         dst = None if point.leg is Leg.LOAD else buffers.dst
-        if cold:
-            measure.instruments.flush_l2()
-        else:
-            for array in (buffers.pool, buffers.dst):
-                measure.instruments.read(array)
         mover.chain(dst, buffers.pool, buffers.result, config=config, num_steps=steps, stream=measure.stream)
         measure.stream.synchronize()
-        cycles, nanoseconds, index = (int(word) for word in buffers.result.numpy())
-        if index != buffers.host.final_index(steps):
-            raise MeasureError(
-                f"{point.id}: after {steps} tiles the kernel stood at {index}, "
-                f"the chain leads to {buffers.host.final_index(steps)}"
-            )
-        return float(cycles), float(nanoseconds)
+        return buffers.read_result(steps)
 
     def run() -> ChainReading:
-        short, _ = walk(SHORT_STEPS)
-        cycles, nanoseconds = walk(LONG_STEPS)
-        return ChainReading((cycles - short) / (LONG_STEPS - SHORT_STEPS), cycles, nanoseconds, LONG_STEPS)
+        if point.memory is Memory.DRAM:
+            measure.instruments.flush_l2()
+        else:
+            for buffers in (short, long):
+                measure.instruments.read(buffers.pool)
+                measure.instruments.read(buffers.dst)
+        first, _ = walk(short, SHORT_STEPS)
+        cycles, nanoseconds = walk(long, LONG_STEPS)
+        return ChainReading((cycles - first) / (LONG_STEPS - SHORT_STEPS), cycles, nanoseconds, LONG_STEPS)
 
-    buffers.clear()
+    short.clear()
+    long.clear()
     measure.chain(
         Point(
             question=Question.LATENCY,
@@ -85,13 +80,13 @@ def bench_latency(measure: Measure, point: LatencyPoint) -> None:
             },
             traffic=traffic(point),
             memory=point.memory,
-            cache=CacheState.FLUSHED if cold else CacheState.HOT,
-            working_set_bytes=buffers.pool.nbytes * (1 if point.leg is Leg.LOAD else 2),
+            cache=CacheState.FLUSHED if point.memory is Memory.DRAM else CacheState.HOT,
+            working_set_bytes=long.pool.nbytes * (1 if point.leg is Leg.LOAD else 2),
             config={"threads": point.threads, "unroll": config.unroll, "shared_bytes": config.shared_bytes},
             cost=Cost(registers=kernel.registers, local_bytes=kernel.local_bytes),
         ),
         run,
-        lambda: verify(point, buffers),
+        lambda: long.verify(point.leg, LONG_STEPS),
     )
 
 
@@ -100,11 +95,3 @@ def traffic(point: LatencyPoint) -> Traffic:
     reads = 0 if point.leg is Leg.STORE else point.tile_bytes
     writes = 0 if point.leg is Leg.LOAD else point.tile_bytes
     return Traffic(point.tile_bytes, reads, writes)
-
-
-def verify(point: LatencyPoint, buffers: ChainBuffers) -> None:
-    """Every byte of the destination; the load leg writes none, its proof is the index."""
-    if point.leg is Leg.LOAD:
-        return
-    expected = buffers.host.expected(point.leg, LONG_STEPS, np.zeros_like(buffers.host.data))
-    check_bitwise(buffers.dst.numpy().reshape(expected.shape), expected)

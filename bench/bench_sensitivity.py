@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bench.axes import ENGINES, LATENCY
-from bench.pools import buffers_for
+from bench.pools import long_buffers
 from kernels.chain import Leg
 from kernels.engine import engine
 from smfree.cuda import Device
@@ -91,7 +91,7 @@ class ShortChains:
         regime, device = self._regime, self._device
         mover = engine(name)
         config = mover.latency_config(device.capabilities, tile_bytes, regime.threads, regime.leg)
-        buffers = buffers_for(device, tile_bytes, regime.memory)
+        buffers = long_buffers(device, tile_bytes, regime.memory)
         cycles = []
         for steps in (
             (max(STEPS), *STEPS) if regime.memory is Memory.L2 else STEPS
@@ -100,7 +100,7 @@ class ShortChains:
                 device.emulator.l2.flush()
             mover.chain(buffers.dst, buffers.pool, buffers.result, config=config, num_steps=steps)
             device.synchronize()
-            cycles.append(float(buffers.result.numpy()[0]))
+            cycles.append(buffers.read_result(steps)[0])
         return (cycles[-1] - cycles[-2]) / (STEPS[1] - STEPS[0])
 
 
