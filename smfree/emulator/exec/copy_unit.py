@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,22 @@ if TYPE_CHECKING:
 TENSOR_MAP_BYTES = 128
 
 
+@dataclass(slots=True)
+class Landed:
+    """Elements of a batch whose bytes are there, but nobody has waited for them: reading them is a fault.
+
+    ``phase`` is the phase of their barrier that the bytes count in.
+    """
+
+    batch: PendingCopies
+    which: Any
+    keys: Any
+    phase: Any
+
+    def part(self, mask: Any) -> Landed:
+        return Landed(self.batch, self.which[mask], self.keys[mask], self.phase[mask])
+
+
 class CopyUnit:
     """Copies of one launch. ``pending`` holds the batches that have elements not yet complete, oldest
     first."""
@@ -33,6 +50,7 @@ class CopyUnit:
         self.cp_groups = CopyGroups(lanes)
         self.bulk_groups = CopyGroups(lanes)
         self.pending: list[PendingCopies] = []
+        self.landed: list[Landed] = []
         self.issuing = np.zeros(launch.geometry.num_warps, np.bool_)  # warps that have issued copies
         self._due = np.inf  # not later than the earliest completion among the pending copies
         self._maps: dict[int, TensorMap] = {}
@@ -204,12 +222,28 @@ class CopyUnit:
         if not len(which):
             return
         times = batch.complete_at[which]
-        keys, nbytes = batch.perform(which, publish=batch.key is not None)
+        keys, nbytes = batch.perform(which, publish=False)
         if len(keys):
-            self.launch.sync.mbarriers.complete_tx(keys, nbytes, times)
+            barriers = self.launch.sync.mbarriers
+            self.landed.append(Landed(batch, which, keys, barriers.phase(keys)))
+            barriers.complete_tx(keys, nbytes, times)
         latest = float(times.max())
         self.launch.end_time = max(self.launch.end_time, latest)
         self.launch.did_something(latest)
+
+    def waited(self, keys: Any) -> None:
+        """A wait has seen the phase of these barriers complete: bytes that landed in it may now be read."""
+        if not self.landed:
+            return
+        barriers = self.launch.sync.mbarriers
+        kept: list[Landed] = []
+        for item in self.landed:
+            seen = item.keys == keys[0] if len(keys) == 1 else np.isin(item.keys, keys)
+            seen &= barriers.phase(item.keys) > item.phase
+            item.batch.publish(item.which[seen])
+            if not seen.all():
+                kept.append(item.part(~seen))
+        self.landed = kept
 
     def complete(self, batch: PendingCopies, which: Any) -> None:
         """Complete these elements of a batch and wake whoever waited for them."""
@@ -244,3 +278,11 @@ class CopyUnit:
             self.complete_due(float(self.launch.time.reshape(self.launch.geometry.slots, -1)[slots].max()))
         self.engine.check_exit(slots)
         self.engine.abandon(slots)
+        keys_per_slot = self.launch.memory.pitch // 8
+        kept: list[Landed] = []
+        for item in self.landed:
+            gone = np.isin(item.keys // keys_per_slot, slots)
+            item.batch.publish(item.which[gone])  # nobody is left to read them
+            if not gone.all():
+                kept.append(item.part(~gone))
+        self.landed = kept

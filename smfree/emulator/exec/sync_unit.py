@@ -57,6 +57,11 @@ def _meet(keys: Any, completed: Any) -> bool:
     return bool((keys == completed[0]).any() if len(completed) == 1 else np.isin(keys, completed).any())
 
 
+def _distinct(keys: Any) -> Any:
+    """The keys without repetitions; nearly always it is one."""
+    return keys[:1] if (keys == keys[0]).all() else np.unique(keys)
+
+
 @dataclass
 class _Barrier:
     """One barrier number over all slots: arrivals of the current generation, and what each warp arrived
@@ -390,6 +395,8 @@ class SyncUnit:
         launch.counters.mbarrier_wait_misses += g.lanes.n - hits
         if launch.clock is not None:
             self._charge_wait(g, keys, token, done, by_parity)
+        if hits:
+            launch.copy.waited(_distinct(keys[done]))
         if hits == g.lanes.n:
             g.regs[predicate] = np.bool_(True)
             return True
@@ -449,6 +456,7 @@ class SyncUnit:
             if launch.clock is not None:
                 self._charge_wait(yes, part.keys, part.token, np.ones(yes.lanes.n, np.bool_), wait.by_parity)
             yes.regs[wait.predicate] = np.bool_(True)
+            launch.copy.waited(_distinct(part.keys))
             awake.append(yes)
         self.sleepers = kept
         launch.flow.resume(awake)
