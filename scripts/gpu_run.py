@@ -77,8 +77,8 @@ def stages(device: str, out: Path, *, quick: bool) -> list[Stage]:
 
 def _bench(out: Path, name: str) -> tuple[str, ...]:
     files = {
-        "latency": ("bench/bench_latency.py", "bench/bench_sensitivity.py"),
-        "throughput": ("bench/bench_throughput.py",),
+        "latency": ("bench/bench_latency.py", "bench/bench_uncertainty.py"),
+        "throughput": ("bench/bench_throughput.py", "bench/bench_uncertainty.py"),
     }
     return (*files[name], f"--benchmark-json={out / name}.json")
 
