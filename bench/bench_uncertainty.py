@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -24,7 +25,9 @@ from smfree.cuda import Device
 from smfree.measure.answers import BASE, curves
 from smfree.measure.log import RunLog
 from smfree.measure.options import Axes
+from smfree.measure.queue import DeviceQueue
 from smfree.measure.records import Memory, Question
+from smfree.measure.timer import DeviceTimer
 from smfree.measure.variants import clock_parameters, varied
 from smfree.model.crossover import crossover, format_bytes
 from smfree.model.sensitivity import as_record, describe, largest_first, shifts
@@ -34,6 +37,11 @@ STEPS = (2, 8)
 
 #: Bytes of the short copies.
 COPY_BYTES = 8 << 20
+
+
+@lru_cache(maxsize=2)
+def timer_for(device: Device) -> DeviceTimer:
+    return DeviceTimer(DeviceQueue(device, device.stream()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ class Copies:
         return {"bytes_in_flight": self.bytes_in_flight, "memory": Memory.DRAM.value}
 
     def run(self, device: Device, name: str, tile_bytes: int) -> float:
-        """Microseconds of a short copy."""
+        """Seconds of a short copy."""
         mover = engine(name)
         config = mover.throughput_config(
             device.capabilities,
@@ -103,13 +111,17 @@ class Copies:
             threads=self.threads if self.bytes_in_flight is not None else None,
         )
         buffers = buffers_for(device, COPY_BYTES)
+        device.compile(config.source).kernel().occupancy(config.threads, config.shared_bytes)
         device.emulator.l2.flush()
-        stream = device.default_stream
-        before = stream.record()
-        mover.copy(buffers.dst, buffers.src, config=config)
-        after = stream.record()
-        device.synchronize()
-        return after.elapsed_us(before)
+        return (
+            timer_for(device)
+            .batch(
+                lambda _, stream: mover.copy(buffers.dst, buffers.src, config=config, stream=stream),
+                1,
+                count=False,
+            )
+            .seconds
+        )
 
 
 Regime = Chains | Copies
