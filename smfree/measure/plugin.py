@@ -10,7 +10,7 @@ points on it).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -163,7 +163,9 @@ def _measures(item: pytest.Item) -> bool:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if _measures(item):
         ours = session_of(item.config)
@@ -203,12 +205,14 @@ class ProgressHooks:
         return (report.outcome if counted else "", "", "SKIPPED" if report.skipped else "")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
     stable = stable_machine_info(machine_info)
     machine_info.clear()
     machine_info.update(stable)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_json(
     config: pytest.Config, benchmarks: list[Any], output_json: dict[str, Any]
 ) -> None:

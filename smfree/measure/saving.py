@@ -34,12 +34,15 @@ class Saving:
 
     def take_compare_option(self) -> None:
         """Hide `--benchmark-compare` from pytest-benchmark. Must run before its pytest_configure."""
-        self._compare = self._config.option.benchmark_compare
-        self._config.option.benchmark_compare = []
+        if hasattr(self._config.option, "benchmark_compare"):  # not under -p no:benchmark
+            self._compare = self._config.option.benchmark_compare
+            self._config.option.benchmark_compare = []
 
     def install(self, devices: Devices) -> None:
         """Replace the session's storage and load what `--benchmark-compare` asked for."""
-        session = self._config._benchmarksession  # type: ignore[attr-defined]
+        session = getattr(self._config, "_benchmarksession", None)
+        if session is None:  # -p no:benchmark
+            return
         self._config.option.benchmark_compare = session.compare = self._compare
         if not hasattr(session.storage, "default_machine_id") or not hasattr(session.storage, "get"):
             session.handle_loading()  # not a file storage: nothing is filed in folders

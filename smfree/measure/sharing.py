@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
+from smfree.measure.fixture import Measure
 from smfree.measure.helpers import Helpers
 from smfree.measure.log import RunLog, Seconds
 from smfree.measure.records import Record
@@ -62,7 +63,9 @@ class SharingHooks:
         finished = None if number is None else self._helpers.result(number)
         if finished is None:
             return None
-        pyfuncitem.funcargs["measure"].replay(finished.record)
+        measure = pyfuncitem.funcargs["measure"]
+        assert isinstance(measure, Measure)
+        measure.replay(finished.record)
         self._log.seconds.add(finished.seconds)
         self._log.jobs = 1 + self._helpers.started
         return True

@@ -235,3 +235,9 @@ def test_the_entry_point_bears_the_module_name() -> None:
     assert project["project"]["entry-points"]["pytest11"] == {
         "smfree.measure.plugin": "smfree.measure.plugin"
     }
+
+
+def test_without_pytest_benchmark_other_tests_still_run(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_nothing():\n    pass\n")
+    result = pytester.runpytest_inprocess("-p", "no:benchmark", "-p", "smfree.measure.plugin")
+    result.assert_outcomes(passed=1)
