@@ -11,7 +11,7 @@ CUDA ?= $(shell nvidia-smi 2>/dev/null | grep -q 'CUDA Version: 12' && echo 12 |
 STAMP := $(VENV)/.installed-cu$(CUDA)
 ARGS ?=
 
-.PHONY: help install bench test test-full lint types check clean
+.PHONY: help install bench test lint types check clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -29,9 +29,6 @@ bench: install
 
 test: install
 	$(BIN)/python -m pytest tests/ -n 2 --dist worksteal -q $(ARGS)
-
-test-full: install
-	$(BIN)/python -m pytest tests/ -n 2 --dist worksteal -q --full $(ARGS)
 
 lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -14,6 +14,7 @@ from smfree.model.crossover import (
     TIE,
     Crossover,
     Curve,
+    Outcome,
     crossover,
     format_bytes,
     hockney,
@@ -90,7 +91,7 @@ def answers(log: RunLog) -> str:
         return ""
     low, high = (format_bytes(size) for size in OFTEN_QUOTED_BYTES)
     quoted = f"the often quoted\n{low} to {high}"
-    headers = ["device (clock)", "regime", "engine", "faster than the LSU from", quoted, "uncertainty"]
+    headers = ["device (clock)", "regime", "engine", "faster than the LSU", quoted, "uncertainty"]
     text = tabulate(rows, headers=headers, disable_numparse=True, maxcolwidths=[None] * 5 + [72])
     note = (
         "Matched work: same tile, threads and bytes in flight on both sides of a row. Sizes between two "
@@ -105,6 +106,8 @@ def beside_quoted(result: Crossover) -> str:
     low, high = OFTEN_QUOTED_BYTES
     if result.size_bytes is None:
         return "not seen here"
+    if result.outcome is Outcome.OVERTAKEN:
+        return "the other way round"
     if result.size_bytes < low:
         return "earlier here"
     return "agrees" if result.size_bytes <= high else "later here"

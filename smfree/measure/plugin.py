@@ -166,7 +166,7 @@ def _measures(item: pytest.Item) -> bool:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
+    report: pytest.TestReport = yield
     if _measures(item):
         ours = session_of(item.config)
         if report.skipped and isinstance(report.longrepr, tuple):

@@ -1,12 +1,9 @@
 """At which size does one engine overtake another?
 
 Two curves of time against size are compared at the sizes both have (matched work only). Between two
-neighbouring
-sizes the logarithm of the time ratio is taken as linear in the logarithm of the size, which is exact for
-two power
-laws and needs no assumption about the shape over the whole range. A Hockney line t(S) = alpha + S / beta is
-fitted
-beside it, because its two numbers say *why* the curves cross.
+neighbouring sizes the logarithm of the time ratio is taken as linear in the logarithm of the size, which is
+exact for two power laws and needs no assumption about the shape over the whole range. A Hockney line
+t(S) = alpha + S / beta is fitted beside it, because its two numbers say *why* the curves cross.
 """
 
 from __future__ import annotations
@@ -30,7 +27,8 @@ TIE = 0.02
 class Outcome(Enum):
     """What the comparison of two curves over a range says about the challenger."""
 
-    CROSSES = "crosses"
+    CROSSES = "faster from"
+    OVERTAKEN = "faster below"
     ALWAYS_FASTER = "never slower"
     NEVER_FASTER = "never faster"
     TIE = "tie"
@@ -50,10 +48,9 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """Where ``challenger`` becomes and stays faster than ``base``.
+    """Where ``challenger`` becomes and stays faster than ``base`` (CROSSES), or stops being so (OVERTAKEN).
 
-    ``size_bytes`` is None unless ``outcome`` is CROSSES. ``crossings`` lists every change of leader, in
-    either
+    ``size_bytes`` is None for the other outcomes. ``crossings`` lists every change of leader, in either
     direction, as interpolated sizes in bytes. ``bracket`` holds the two measured sizes around ``size_bytes``.
     """
 
@@ -70,7 +67,8 @@ class Crossover:
         low, high = (format_bytes(size) for size in self.range_bytes)
         if self.size_bytes is not None:
             extra = "" if len(self.crossings) == 1 else f" (last of {len(self.crossings)} crossings)"
-            return f"{format_bytes(self.size_bytes)}{extra}"
+            word = "from" if self.outcome is Outcome.CROSSES else "only below"
+            return f"{word} {format_bytes(self.size_bytes)}{extra}"
         return f"none in this range ({low} to {high}): {self.challenger} {self.outcome.value}"
 
 
@@ -110,12 +108,13 @@ def _crossover(base: str, challenger: str, a: Mapping[int, float], b: Mapping[in
     if last is None:
         return Crossover(base, challenger, Outcome.TIE, None, (), None, span)
     all_sizes = tuple(place for place, _, _ in crossings)
-    if decided[last] < 0:
-        return Crossover(base, challenger, Outcome.NEVER_FASTER, None, all_sizes, None, span)
+    leads = decided[last] > 0
     if not crossings:
-        return Crossover(base, challenger, Outcome.ALWAYS_FASTER, None, (), None, span)
+        never = Outcome.ALWAYS_FASTER if leads else Outcome.NEVER_FASTER
+        return Crossover(base, challenger, never, None, (), None, span)
     place, bracket, _ = crossings[-1]
-    return Crossover(base, challenger, Outcome.CROSSES, place, all_sizes, bracket, span)
+    outcome = Outcome.CROSSES if leads else Outcome.OVERTAKEN
+    return Crossover(base, challenger, outcome, place, all_sizes, bracket, span)
 
 
 def _zero(sizes: Sequence[int], lead: Sequence[float], left: int, right: int) -> float:

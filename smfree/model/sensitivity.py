@@ -92,14 +92,17 @@ def _search(
         a, b = run(sizes[index])
         base[sizes[index]], challenger[sizes[index]] = (a,), (b,)
 
+    beyond, short_of = Outcome.ALWAYS_FASTER, Outcome.NEVER_FASTER  # which side of the crossing we are on
+    if found.outcome is Outcome.OVERTAKEN:
+        beyond, short_of = short_of, beyond
     for index in range(low, high + 1):
         measure(index)
     while True:
         result = crossover(Curve(found.base, base), Curve(found.challenger, challenger))
-        if result.outcome is Outcome.CROSSES:
+        if result.size_bytes is not None:
             return result.size_bytes
-        down = low > 0 and result.outcome in (Outcome.ALWAYS_FASTER, Outcome.TIE)
-        up = high + 1 < len(sizes) and result.outcome in (Outcome.NEVER_FASTER, Outcome.TIE)
+        down = low > 0 and result.outcome in (beyond, Outcome.TIE)
+        up = high + 1 < len(sizes) and result.outcome in (short_of, Outcome.TIE)
         if not down and not up:
             return None
         if down:

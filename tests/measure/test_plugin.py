@@ -20,7 +20,7 @@ def test_one_run_on_two_devices_answers_each_question(run_bench: Run) -> None:
     assert "Throughput at 16 KiB in flight per SM: emu:a100 (modelled)" in text
     # 600 + S/8 = 800 + S/64: S = 1829 bytes
     result.stdout.re_match_lines(
-        [r"emu:h100 \(modelled\) +latency, copy, L2, 128 threads +tma\.bulk +1\.7\d KiB.*agrees"]
+        [r"emu:h100 \(modelled\) +latency, copy, L2, 128 threads +tma\.bulk +from 1\.7\d KiB.*agrees"]
     )
     result.stdout.fnmatch_lines(["34 points, every one verified*", "34 of them are modelled*"])
     result.stdout.fnmatch_lines(["skipped 10: emu:a100: tma.bulk needs the TMA, compute capability 9.0"])

@@ -54,11 +54,12 @@ def test_only_the_last_lead_counts_but_all_crossings_are_kept() -> None:
     assert "last of 3" in found.text()
 
 
-def test_faster_only_for_small_tiles_is_never_faster_at_the_end() -> None:
+def test_faster_only_for_small_tiles_is_said_with_its_end() -> None:
     base = Curve("lsu", {1: [1.0], 2: [1.0], 4: [1.0]})
     found = crossover(base, Curve("x", {1: [0.5], 2: [2.0], 4: [2.0]}))
-    assert found.outcome is Outcome.NEVER_FASTER
-    assert len(found.crossings) == 1
+    assert found.outcome is Outcome.OVERTAKEN
+    assert found.bracket == (1, 2)
+    assert found.text() == "only below 1.41 B"
 
 
 def test_a_tie_between_two_leads_does_not_hide_the_crossing() -> None:
