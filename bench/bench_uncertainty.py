@@ -30,7 +30,7 @@ from smfree.measure.records import Memory, Question
 from smfree.measure.timer import DeviceTimer
 from smfree.measure.variants import clock_parameters, varied
 from smfree.model.crossover import crossover, format_bytes
-from smfree.model.sensitivity import as_record, describe, largest_first, shifts
+from smfree.model.sensitivity import as_record, largest_first, shifts
 
 #: Steps of the short chains. A deterministic clock needs no more than to get past the first ones.
 STEPS = (2, 8)
@@ -199,7 +199,6 @@ def bench_uncertainty(device: Device, point: Regime, run_log: RunLog) -> None:
             "challenger": point.challenger,
             "key": dict(point.key),
             "crossover_bytes": crossing.size_bytes,
-            "moved": [describe(shift, format_bytes) for shift in ordered],
             **as_record(nominal, ordered),
         }
     )

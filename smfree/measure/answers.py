@@ -98,7 +98,7 @@ def answers(log: RunLog) -> str:
         "points are "
         f"interpolated; times within {TIE:.0%} are a tie."
     )
-    return "\n".join(line for line in (text, note, _lines(log)) if line)
+    return "\n".join(line for line in (text, note, shift_table(log), _lines(log)) if line)
 
 
 def beside_quoted(result: Crossover) -> str:
@@ -131,12 +131,49 @@ def uncertainty(
 
 
 def _modelled(log: RunLog, record: Record, challenger: str) -> str:
+    row = sensitivity_row(log, record, challenger)
+    if row is None:
+        return "parameters not varied"
+    ends = [end for pair in row["shifts"].values() for end in pair]
+    if not ends:
+        return "no parameter moves it by 1 %"
+    found = [end for end in ends if end is not None]
+    lost = "" if len(found) == len(ends) else ", or none"
+    span = f"{format_bytes(min(found))} to {format_bytes(max(found))}" if found else "none"
+    count = len(row["shifts"])
+    return f"{span}{lost}: {count} parameter{'s' if count > 1 else ''} by 20 % each, below"
+
+
+def sensitivity_row(log: RunLog, record: Record, challenger: str) -> dict[str, Any] | None:
+    """The sensitivity of a record's regime, if it was run."""
     for row in log.sensitivities:
-        here = row["device"] == record.device and row["key"] == regime_key(record)
+        here = (row["device"], row["question"], row["key"]) == (
+            record.device,
+            record.question.value,
+            regime_key(record),
+        )
         if here and row["challenger"] == challenger:
-            moved = row["moved"]
-            return "at -20 % .. +20 % of " + "; ".join(moved) if moved else "no parameter moves it by 1 %"
-    return "parameters not varied"
+            return row
+    return None
+
+
+def shift_table(log: RunLog) -> str:
+    """Modelled crossovers with each parameter 20 % lower and higher; empty when none was varied."""
+    rows = []
+    for row in log.sensitivities:
+        regime = regime_text(Question(row["question"]), row["key"])
+        for parameter, ends in row["shifts"].items():
+            cells = ["none in range" if end is None else format_bytes(end) for end in ends]
+            rows.append([row["device"], regime, row["challenger"], _size(row["nominal_bytes"]), parameter, *cells])
+    if not rows:
+        return ""
+    headers = ["device", "regime", "engine", "crossover", "parameter", "at -20 %", "at +20 %"]
+    title = "Modelled crossovers follow from these parameters; each was varied and the kernels run again (modelled)"
+    return f"\n{title}\n" + tabulate(rows, headers=headers, disable_numparse=True)
+
+
+def _size(size: float | None) -> str:
+    return "none" if size is None else format_bytes(size)
 
 
 def regime_key(record: Record) -> dict[str, Any]:

@@ -236,6 +236,8 @@ def cost_table(head: str, records: Sequence[Record]) -> list[tuple[str, str]]:
         "cubin; exact, no "
         "clock involved"
     )
+    for engine, path in {r.key["engine"]: r.config.get("path") for r in seen.values()}.items():
+        text += f"\n{engine}: {path}" if path else ""
     return [(f"What each engine costs the SM: {head}", text)]
 
 
@@ -248,7 +250,8 @@ def _number(value: Any, form: str) -> str:
 
 def closing(log: RunLog) -> str:
     """Points, skips with their reasons, seconds by kind, files."""
-    lines = [f"{len(log.records)} points, every one verified bitwise before it was timed"]
+    lines = list(log.devices.values())
+    lines.append(f"{len(log.records)} points, every one verified bitwise before it was timed")
     modelled = sum(record.modelled for record in log.records)
     if modelled:
         lines.append(

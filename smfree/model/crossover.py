@@ -8,6 +8,7 @@ t(S) = alpha + S / beta is fitted beside it, because its two numbers say *why* t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +28,11 @@ TIE = 0.02
 class Outcome(Enum):
     """What the comparison of two curves over a range says about the challenger."""
 
-    CROSSES = "faster from"
-    OVERTAKEN = "faster below"
-    ALWAYS_FASTER = "never slower"
+    FASTER_ABOVE = "faster from"
+    FASTER_BELOW = "faster only below"
+    NEVER_SLOWER = "never slower"
     NEVER_FASTER = "never faster"
-    TIE = "tie"
+    TIE = "always a tie"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """Where ``challenger`` becomes and stays faster than ``base`` (CROSSES), or stops being so (OVERTAKEN).
+    """Where ``challenger`` and ``base`` change the lead.
 
-    ``size_bytes`` is None for the other outcomes. ``crossings`` lists every change of leader, in either
-    direction, as interpolated sizes in bytes. ``bracket`` holds the two measured sizes around ``size_bytes``.
+    ``size_bytes``: the last change of leader, None when there is none in the range. ``crossings`` lists every change,
+    in either direction, as interpolated sizes in bytes. ``bracket`` holds the measured sizes around ``size_bytes``.
     """
 
     base: str
@@ -64,12 +65,11 @@ class Crossover:
 
     def text(self) -> str:
         """One phrase for a table cell."""
-        low, high = (format_bytes(size) for size in self.range_bytes)
         if self.size_bytes is not None:
             extra = "" if len(self.crossings) == 1 else f" (last of {len(self.crossings)} crossings)"
-            word = "from" if self.outcome is Outcome.CROSSES else "only below"
-            return f"{word} {format_bytes(self.size_bytes)}{extra}"
-        return f"none in this range ({low} to {high}): {self.challenger} {self.outcome.value}"
+            return f"{self.outcome.value} {format_bytes(self.size_bytes)}{extra}"
+        low, high = (format_bytes(size) for size in self.range_bytes)
+        return f"none in {low} to {high}: {self.outcome.value}"
 
 
 def format_bytes(size: float) -> str:
@@ -80,41 +80,39 @@ def format_bytes(size: float) -> str:
     return f"{size:.3g} B" if size < 1000 else f"{size:.0f} B"
 
 
-def crossover(base: Curve, challenger: Curve) -> Crossover:
-    """Compare two curves at the sizes they share; raises ValueError when they share fewer than two."""
-    return _crossover(base.name, challenger.name, base.medians(), challenger.medians())
+def crossover(base: Curve, challenger: Curve, *, tie: float = TIE) -> Crossover:
+    """Compare two curves at the sizes they share. Times within the fraction ``tie`` have no leader.
+
+    Raises ValueError when the curves share fewer than two sizes.
+    """
+    return _crossover(base.name, challenger.name, base.medians(), challenger.medians(), tie)
 
 
-def _crossover(base: str, challenger: str, a: Mapping[int, float], b: Mapping[int, float]) -> Crossover:
+def _crossover(
+    base: str, challenger: str, a: Mapping[int, float], b: Mapping[int, float], tie: float
+) -> Crossover:
     sizes = sorted(set(a) & set(b))
     if len(sizes) < 2:
         raise ValueError(
             f"crossover of {base} and {challenger} needs two sizes that both measured (got {len(sizes)}); "
             "run both engines over the same sizes"
         )
-    # Positive = the challenger is faster. A tie takes the sign of the neighbour before it: nobody overtook.
-    lead = [math.log(a[size] / b[size]) for size in sizes]
-    decided = [0.0 if abs(value) < TIE else value for value in lead]
-    crossings: list[tuple[float, tuple[int, int], bool]] = []
-    last: int | None = None
-    for index, value in enumerate(decided):
-        if value == 0.0:
-            continue
-        if last is not None and (value > 0) != (decided[last] > 0):
-            place = _zero(sizes, lead, last, index)
-            crossings.append((place, (sizes[last], sizes[index]), value > 0))
-        last = index
+    lead = [math.log(a[size] / b[size]) for size in sizes]  # positive: the challenger is faster
+    led = [index for index, value in enumerate(lead) if abs(value) > math.log1p(tie)]
     span = (sizes[0], sizes[-1])
-    if last is None:
+    if not led:
         return Crossover(base, challenger, Outcome.TIE, None, (), None, span)
-    all_sizes = tuple(place for place, _, _ in crossings)
-    leads = decided[last] > 0
-    if not crossings:
-        never = Outcome.ALWAYS_FASTER if leads else Outcome.NEVER_FASTER
-        return Crossover(base, challenger, never, None, (), None, span)
-    place, bracket, _ = crossings[-1]
-    outcome = Outcome.CROSSES if leads else Outcome.OVERTAKEN
-    return Crossover(base, challenger, outcome, place, all_sizes, bracket, span)
+    changes = [
+        (left, right) for left, right in itertools.pairwise(led) if (lead[left] > 0) != (lead[right] > 0)
+    ]
+    wins = lead[led[-1]] > 0
+    if not changes:
+        outcome = Outcome.NEVER_SLOWER if wins else Outcome.NEVER_FASTER
+        return Crossover(base, challenger, outcome, None, (), None, span)
+    crossings = tuple(_zero(sizes, lead, left, right) for left, right in changes)
+    left, right = changes[-1]
+    outcome = Outcome.FASTER_ABOVE if wins else Outcome.FASTER_BELOW
+    return Crossover(base, challenger, outcome, crossings[-1], crossings, (sizes[left], sizes[right]), span)
 
 
 def _zero(sizes: Sequence[int], lead: Sequence[float], left: int, right: int) -> float:
@@ -156,6 +154,7 @@ def sample_uncertainty(
             challenger.name,
             {s: float(a[s][draw]) for s in sizes},
             {s: float(b[s][draw]) for s in sizes},
+            TIE,
         )
         if result.size_bytes is not None:
             found.append(result.size_bytes)

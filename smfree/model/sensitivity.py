@@ -52,7 +52,7 @@ def shifts(
     the bracket points to. Returns (crossover of the unchanged model with these runs in bytes, shifts that
     moved it).
     """
-    if found.outcome is not Outcome.CROSSES or found.bracket is None:
+    if found.bracket is None:
         raise ValueError(
             f"no crossover between {found.base} and {found.challenger} to vary ({found.outcome.value})"
         )
@@ -97,26 +97,22 @@ def _search(
         beyond, short_of = short_of, beyond
     for index in range(low, high + 1):
         measure(index)
+    above = found.outcome is Outcome.FASTER_ABOVE
     while True:
-        result = crossover(Curve(found.base, base), Curve(found.challenger, challenger))
-        if result.size_bytes is not None:
+        # No ties here: how far the place of equal times moves is the question, not who leads beyond doubt.
+        result = crossover(Curve(found.base, base), Curve(found.challenger, challenger), tie=0.0)
+        if result.outcome is found.outcome:
             return result.size_bytes
-        down = low > 0 and result.outcome in (beyond, Outcome.TIE)
-        up = high + 1 < len(sizes) and result.outcome in (short_of, Outcome.TIE)
-        if not down and not up:
-            return None
-        if down:
+        wins = result.outcome in (Outcome.NEVER_SLOWER, Outcome.FASTER_ABOVE)
+        down, up = (wins, not wins) if above else (not wins, wins)
+        if down and low > 0:
             low -= 1
             measure(low)
-        if up:
+        elif up and high + 1 < len(sizes):
             high += 1
             measure(high)
-
-
-def describe(shift: Shift, formatted: Callable[[float], str]) -> str:
-    """Cell text of one shift: parameter with the crossover at -20 % and at +20 %."""
-    ends = [formatted(value) if value is not None else "none" for value in (shift.down_bytes, shift.up_bytes)]
-    return f"{shift.parameter}: {ends[0]} .. {ends[1]}"
+        else:
+            return None
 
 
 def largest_first(size_bytes: float, found: Sequence[Shift]) -> list[Shift]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smfree.model.crossover import Curve, Outcome, crossover
-from smfree.model.sensitivity import Shift, describe, largest_first, shifts
+from smfree.model.sensitivity import Shift, as_record, largest_first, shifts
 
 SIZES = [128 << i for i in range(10)]
 PARAMETERS = {
@@ -68,7 +68,7 @@ def test_a_crossover_that_leaves_the_range_is_none() -> None:
     nominal, moved = shifts(found_over(sizes), ["tma.start"], sizes, cliff)
     assert nominal is not None
     assert moved[0].up_bytes is None
-    assert describe(moved[0], lambda size: f"{size:.0f}").endswith(".. none")
+    assert as_record(nominal, moved)["shifts"]["tma.start"][1] is None
 
 
 def test_without_a_crossover_there_is_nothing_to_vary() -> None:
@@ -82,3 +82,19 @@ def test_a_shift_below_one_percent_does_not_count() -> None:
     assert not Shift("p", 1001.0, 999.0).moves(1000.0)
     assert Shift("p", 1100.0, 999.0).moves(1000.0)
     assert Shift("p", None, 1000.0).moves(1000.0)
+
+
+def test_a_lead_that_ends_is_varied_too() -> None:
+    def swapped(parameter: str | None, factor: float, size: int) -> tuple[float, float]:
+        a, b = times(parameter, factor, size)
+        return b, a
+
+    below = crossover(
+        Curve("tma", {size: [times(None, 1.0, size)[1]] for size in SIZES}),
+        Curve("lsu", {size: [times(None, 1.0, size)[0]] for size in SIZES}),
+    )
+    assert below.outcome is Outcome.FASTER_BELOW
+    nominal, moved = shifts(below, ["tma.start"], SIZES, swapped)
+    assert nominal == pytest.approx(1828.6, rel=0.03)
+    assert moved[0].down_bytes == pytest.approx(1280, rel=0.05)
+    assert moved[0].up_bytes == pytest.approx(2377, rel=0.05)
