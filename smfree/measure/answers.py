@@ -164,11 +164,13 @@ def shift_table(log: RunLog) -> str:
         regime = regime_text(Question(row["question"]), row["key"])
         for parameter, ends in row["shifts"].items():
             cells = ["none in range" if end is None else format_bytes(end) for end in ends]
-            rows.append([row["device"], regime, row["challenger"], _size(row["nominal_bytes"]), parameter, *cells])
+            rows.append(
+                [row["device"], regime, row["challenger"], _size(row["nominal_bytes"]), parameter, *cells]
+            )
     if not rows:
         return ""
     headers = ["device", "regime", "engine", "crossover", "parameter", "at -20 %", "at +20 %"]
-    title = "Modelled crossovers follow from these parameters; each was varied and the kernels run again (modelled)"
+    title = "Modelled crossovers follow from these parameters; each was varied and the kernels ran again"
     return f"\n{title}\n" + tabulate(rows, headers=headers, disable_numparse=True)
 
 

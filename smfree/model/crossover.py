@@ -28,11 +28,11 @@ TIE = 0.02
 class Outcome(Enum):
     """What the comparison of two curves over a range says about the challenger."""
 
-    FASTER_ABOVE = "faster from"
-    FASTER_BELOW = "faster only below"
-    NEVER_SLOWER = "never slower"
+    CROSSES = "faster from"
+    OVERTAKEN = "faster below"
+    ALWAYS_FASTER = "never slower"
     NEVER_FASTER = "never faster"
-    TIE = "always a tie"
+    TIE = "tie"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,11 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """Where ``challenger`` and ``base`` change the lead.
+    """Where ``challenger`` becomes and stays faster than ``base`` (CROSSES), or stops being so (OVERTAKEN).
 
-    ``size_bytes``: the last change of leader, None when there is none in the range. ``crossings`` lists every change,
-    in either direction, as interpolated sizes in bytes. ``bracket`` holds the measured sizes around ``size_bytes``.
+    ``size_bytes``: the last change of leader, None for the other outcomes. ``crossings`` lists every change,
+    in either direction, as interpolated sizes in bytes. ``bracket`` holds the measured sizes around
+    ``size_bytes``.
     """
 
     base: str
@@ -67,9 +68,10 @@ class Crossover:
         """One phrase for a table cell."""
         if self.size_bytes is not None:
             extra = "" if len(self.crossings) == 1 else f" (last of {len(self.crossings)} crossings)"
-            return f"{self.outcome.value} {format_bytes(self.size_bytes)}{extra}"
+            word = "from" if self.outcome is Outcome.CROSSES else "only below"
+            return f"{word} {format_bytes(self.size_bytes)}{extra}"
         low, high = (format_bytes(size) for size in self.range_bytes)
-        return f"none in {low} to {high}: {self.outcome.value}"
+        return f"none in this range ({low} to {high}): {self.challenger} {self.outcome.value}"
 
 
 def format_bytes(size: float) -> str:
@@ -107,11 +109,11 @@ def _crossover(
     ]
     wins = lead[led[-1]] > 0
     if not changes:
-        outcome = Outcome.NEVER_SLOWER if wins else Outcome.NEVER_FASTER
+        outcome = Outcome.ALWAYS_FASTER if wins else Outcome.NEVER_FASTER
         return Crossover(base, challenger, outcome, None, (), None, span)
     crossings = tuple(_zero(sizes, lead, left, right) for left, right in changes)
     left, right = changes[-1]
-    outcome = Outcome.FASTER_ABOVE if wins else Outcome.FASTER_BELOW
+    outcome = Outcome.CROSSES if wins else Outcome.OVERTAKEN
     return Crossover(base, challenger, outcome, crossings[-1], crossings, (sizes[left], sizes[right]), span)
 
 

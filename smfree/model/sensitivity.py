@@ -92,18 +92,15 @@ def _search(
         a, b = run(sizes[index])
         base[sizes[index]], challenger[sizes[index]] = (a,), (b,)
 
-    beyond, short_of = Outcome.ALWAYS_FASTER, Outcome.NEVER_FASTER  # which side of the crossing we are on
-    if found.outcome is Outcome.OVERTAKEN:
-        beyond, short_of = short_of, beyond
     for index in range(low, high + 1):
         measure(index)
-    above = found.outcome is Outcome.FASTER_ABOVE
+    above = found.outcome is Outcome.CROSSES
     while True:
         # No ties here: how far the place of equal times moves is the question, not who leads beyond doubt.
         result = crossover(Curve(found.base, base), Curve(found.challenger, challenger), tie=0.0)
         if result.outcome is found.outcome:
             return result.size_bytes
-        wins = result.outcome in (Outcome.NEVER_SLOWER, Outcome.FASTER_ABOVE)
+        wins = result.outcome in (Outcome.ALWAYS_FASTER, Outcome.CROSSES)
         down, up = (wins, not wins) if above else (not wins, wins)
         if down and low > 0:
             low -= 1

@@ -24,10 +24,10 @@ def line(name: str, start: float, rate: float) -> Curve:
 def test_two_lines_cross_where_algebra_says() -> None:
     # 100 + S/8 = 300 + S/64: S = 200 / (1/8 - 1/64) = 1828.6
     found = crossover(line("lsu", 100, 8), line("tma", 300, 64))
-    assert found.outcome is Outcome.FASTER_ABOVE
+    assert found.outcome is Outcome.CROSSES
     assert found.bracket == (1024, 2048)
     assert found.size_bytes == pytest.approx(1828.6, rel=0.03)
-    assert found.text() == "faster from 1.77 KiB"
+    assert found.text() == "from 1.77 KiB"
 
 
 def test_power_laws_cross_exactly() -> None:
@@ -39,9 +39,9 @@ def test_power_laws_cross_exactly() -> None:
 def test_no_crossing_is_an_answer_in_words() -> None:
     never = crossover(line("lsu", 100, 8), line("tma", 300, 8))
     assert never.outcome is Outcome.NEVER_FASTER
-    assert never.text() == "none in 128 B to 64 KiB: never faster"
+    assert never.text() == "none in this range (128 B to 64 KiB): tma never faster"
     always = crossover(line("lsu", 100, 8), line("tma", 50, 8))
-    assert always.outcome is Outcome.NEVER_SLOWER
+    assert always.outcome is Outcome.ALWAYS_FASTER
     assert always.size_bytes is None
     assert crossover(line("lsu", 100, 8), line("tma", 100, 8)).outcome is Outcome.TIE
 
@@ -57,15 +57,15 @@ def test_only_the_last_lead_counts_but_all_crossings_are_kept() -> None:
 def test_faster_only_for_small_tiles_says_below_which_size() -> None:
     # 300 + S/64 = 100 + S/8 the other way round
     found = crossover(line("lsu", 300, 64), line("tma", 100, 8))
-    assert found.outcome is Outcome.FASTER_BELOW
+    assert found.outcome is Outcome.OVERTAKEN
     assert found.size_bytes == pytest.approx(1828.6, rel=0.03)
-    assert found.text() == "faster only below 1.77 KiB"
+    assert found.text() == "only below 1.77 KiB"
 
 
 def test_a_tie_between_two_leads_does_not_hide_the_crossing() -> None:
     base = Curve("lsu", {1: [1.0], 2: [1.0], 4: [1.0]})
     found = crossover(base, Curve("x", {1: [2.0], 2: [1.01], 4: [0.5]}))
-    assert found.outcome is Outcome.FASTER_ABOVE
+    assert found.outcome is Outcome.CROSSES
     assert found.size_bytes is not None
     assert 1 < found.size_bytes < 4
 

@@ -93,7 +93,7 @@ def test_a_lead_that_ends_is_varied_too() -> None:
         Curve("tma", {size: [times(None, 1.0, size)[1]] for size in SIZES}),
         Curve("lsu", {size: [times(None, 1.0, size)[0]] for size in SIZES}),
     )
-    assert below.outcome is Outcome.FASTER_BELOW
+    assert below.outcome is Outcome.OVERTAKEN
     nominal, moved = shifts(below, ["tma.start"], SIZES, swapped)
     assert nominal == pytest.approx(1828.6, rel=0.03)
     assert moved[0].down_bytes == pytest.approx(1280, rel=0.05)
