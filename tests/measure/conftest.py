@@ -41,6 +41,8 @@ def bench_throughput(measure, tile_bytes):
     measure.launches(point, lambda i, stream: queue.submit(10e-6, stream), lambda: None)
 '''
 
+XDIST = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
+
 Run = Callable[..., pytest.RunResult]
 
 
@@ -52,6 +54,8 @@ def run_bench(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run
     monkeypatch.setattr("smfree.measure.plugin.Instruments", fakes.FakeInstruments)
     monkeypatch.delenv("SMFREE_DEVICE", raising=False)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    for name in XDIST:  # pytest-benchmark times nothing inside a worker, and the inner run is none
+        monkeypatch.delenv(name, raising=False)
     pytester.makeini("[pytest]\npython_files = bench_*.py\npython_functions = bench_*\n")
 
     def run(*options: str, source: str = BENCH) -> pytest.RunResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,10 @@ ROOT = Path(__file__).parents[2]
 
 def bench(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "bench/", "-q", "-p", "no:cacheprovider", *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    return subprocess.run(
+        command, cwd=ROOT, env=alone, capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 def test_quick_axes_cover_every_engine_size_and_memory() -> None:
