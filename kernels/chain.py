@@ -22,6 +22,7 @@ from kernels.common import (
     check_shared,
     check_threads,
     check_tile,
+    check_whole,
     launch,
     require,
 )
@@ -192,6 +193,7 @@ def check_chain(
             f"result must be {RESULT_WORDS} uint64 on the pool's device (got {result!r}); "
             f"use device.empty({RESULT_WORDS}, np.uint64)"
         )
+    check_whole("num_steps", num_steps)
     require(1 <= num_steps < 2**32, "num_steps must be 1 to 2^32 - 1", num_steps, "use 1024")
     check_shared(config.shared_bytes_for(num_tiles) + config.static_shared_bytes, pool.device.capabilities)
     return num_tiles

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 from smfree.cuda import Capabilities, CudaSource, DeviceArray, Kernel, Stream, TritonSource
@@ -37,8 +38,15 @@ def require(holds: bool, rule: str, got: object, remedy: str) -> None:
         raise ConfigError(f"{rule} (got {got}); {remedy}")
 
 
+def check_whole(name: str, value: object) -> None:
+    """A Python or numpy integer. Raises ConfigError."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    require(whole, f"{name} must be a whole number", repr(value), "convert it with int()")
+
+
 def check_tile(tile_bytes: int, *, multiple_of: int = 16) -> None:
     """A tile is a positive multiple of 16 bytes (of ``multiple_of``). Raises ConfigError."""
+    check_whole("tile_bytes", tile_bytes)
     below = tile_bytes // multiple_of * multiple_of
     near = f"{below} or {below + multiple_of}" if below > 0 else str(multiple_of)
     require(
@@ -51,6 +59,7 @@ def check_tile(tile_bytes: int, *, multiple_of: int = 16) -> None:
 
 def check_threads(threads: int) -> None:
     """Whole warps, at most 1024 threads. Raises ConfigError."""
+    check_whole("threads", threads)
     require(
         0 < threads <= MAX_THREADS and threads % 32 == 0,
         f"threads must be a multiple of 32, at most {MAX_THREADS}",
@@ -61,12 +70,19 @@ def check_threads(threads: int) -> None:
 
 def check_stages(num_stages: int) -> None:
     """One to four stages. Raises ConfigError."""
+    check_whole("num_stages", num_stages)
     require(
         1 <= num_stages <= MAX_STAGES,
         f"num_stages must be 1 to {MAX_STAGES}",
         num_stages,
         f"use 1 (no overlap) to {MAX_STAGES}",
     )
+
+
+def check_ctas(ctas_per_sm: int) -> None:
+    """At least one CTA per SM. Raises ConfigError."""
+    check_whole("ctas_per_sm", ctas_per_sm)
+    require(ctas_per_sm >= 1, "ctas_per_sm must be at least 1", ctas_per_sm, "use 1")
 
 
 def check_shared(shared_bytes: int, capabilities: Capabilities) -> None:
@@ -94,20 +110,36 @@ def check_available(reason: str | None) -> None:
         raise ConfigError(f"{reason}; use an LSU kernel")
 
 
-def check_operands(instruction: str, dst: DeviceArray, src: DeviceArray, *, align: int = 16) -> None:
-    """``dst`` and ``src``: same device, dtype and size, aligned, not overlapping. Raises OperandError.
+def check_call(config: object, kind: type, **arrays: object) -> Capabilities:
+    """``config`` is of ``kind``, every array a DeviceArray; gives the capabilities of their device.
 
-    ``instruction`` is what demands the alignment, for the message.
+    What must hold before anything else of a call can be looked at. Raises ConfigError, OperandError.
     """
-    for name, array in (("dst", dst), ("src", src)):
+    for name, array in arrays.items():
         if not isinstance(array, DeviceArray):
             raise OperandError(
                 f"{name} must be a DeviceArray (got {type(array).__name__}); use device.asarray or "
                 "device.wrap"
             )
+    require(
+        isinstance(config, kind),
+        f"config must be a {kind.__name__}",
+        type(config).__name__,
+        "make it with this engine's throughput_config or latency_config",
+    )
+    return next(array for array in arrays.values() if isinstance(array, DeviceArray)).device.capabilities
+
+
+def check_operands(instruction: str, dst: DeviceArray, src: DeviceArray, *, align: int = 16) -> None:
+    """``dst`` and ``src``: same device, dtype and size, aligned, not overlapping. Raises OperandError.
+
+    ``instruction`` is what demands the alignment, for the message.
+    """
     if dst.device is not src.device:
+        twice = ", opened twice" if dst.device.spec == src.device.spec else ""
         raise OperandError(
-            f"dst and src must be on one device (got {dst.device.spec} and {src.device.spec}); copy one over"
+            f"dst and src must be on one device (got {dst.device.spec} and {src.device.spec}{twice}); "
+            "copy one over"
         )
     if dst.dtype != src.dtype:
         raise OperandError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kernels.chain import ChainConfig, Leg
-from kernels.common import ConfigError, LaunchInfo, OperandError, tma_unavailable
+from kernels.common import ConfigError, LaunchInfo, OperandError, check_threads, check_whole, tma_unavailable
 from kernels.lsu import chain as lsu_chain
 from kernels.lsu import chain_async as lsu_chain_async
 from kernels.lsu import copy as lsu_copy
@@ -83,6 +83,10 @@ class Engine:
         """The copy's configuration with exactly so many bytes in flight per SM (None: the engine at its best)
         and so many threads per CTA (None: what suits it). Raises ConfigError with the reason if impossible.
         """
+        if bytes_in_flight_per_sm is not None:
+            check_whole("bytes_in_flight_per_sm", bytes_in_flight_per_sm)
+        if threads is not None:
+            check_threads(threads)
         return self.module().throughput_config(
             capabilities, tile_bytes, bytes_in_flight_per_sm=bytes_in_flight_per_sm, threads=threads
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.chain import ChainConfig, Leg, run_chain
-from kernels.common import KERNELS, LaunchInfo
+from kernels.common import KERNELS, LaunchInfo, check_call
 from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream
 
 
@@ -49,6 +49,7 @@ def chain(
 
     Raises OperandError, ConfigError.
     """
+    check_call(config, LsuChainConfig, pool=pool, result=result)
     return run_chain(
         dst,
         pool,

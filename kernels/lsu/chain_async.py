@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.chain import ChainConfig, Leg, run_chain
-from kernels.common import KERNELS, LaunchInfo, check_available, require
+from kernels.common import KERNELS, LaunchInfo, check_available, check_call, require
 from kernels.lsu.copy_async import unavailable
 from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream
 
@@ -59,7 +59,7 @@ def chain(
 
     Raises OperandError, ConfigError.
     """
-    check_available(unavailable(pool.device.capabilities))
+    check_available(unavailable(check_call(config, AsyncChainConfig, pool=pool, result=result)))
     return run_chain(
         dst,
         pool,

@@ -10,10 +10,13 @@ from kernels.common import (
     KERNELS,
     ConfigError,
     LaunchInfo,
+    check_call,
+    check_ctas,
     check_operands,
     check_shared,
     check_threads,
     check_tile,
+    check_whole,
     launch,
     persistent_grid,
     require,
@@ -55,8 +58,9 @@ class LsuCopyConfig:
             "use 16",
         )
         check_tile(self.tile_bytes, multiple_of=max(16, self.vector_bytes))
+        check_whole("unroll", self.unroll)
         require(1 <= self.unroll <= MAX_UNROLL, f"unroll must be 1 to {MAX_UNROLL}", self.unroll, "use 4")
-        require(self.ctas_per_sm >= 1, "ctas_per_sm must be at least 1", self.ctas_per_sm, "use 1")
+        check_ctas(self.ctas_per_sm)
 
     @property
     def num_stages(self) -> int:
@@ -144,7 +148,7 @@ def copy(
 
     Raises OperandError, ConfigError.
     """
-    capabilities = src.device.capabilities
+    capabilities = check_call(config, LsuCopyConfig, src=src, dst=dst)
     require(
         config.vector_bytes <= 16 or capabilities.has_wide_access,
         "32-byte vectors need compute capability 10.0",

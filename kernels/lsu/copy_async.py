@@ -11,11 +11,14 @@ from kernels.common import (
     KERNELS,
     LaunchInfo,
     check_available,
+    check_call,
+    check_ctas,
     check_operands,
     check_shared,
     check_stages,
     check_threads,
     check_tile,
+    check_whole,
     launch,
     persistent_grid,
     require,
@@ -65,8 +68,9 @@ class AsyncCopyConfig:
             self.vector_bytes,
             "use CacheOperator.CA or vector_bytes=16",
         )
+        check_whole("unroll", self.unroll)
         require(1 <= self.unroll <= MAX_UNROLL, f"unroll must be 1 to {MAX_UNROLL}", self.unroll, "use 4")
-        require(self.ctas_per_sm >= 1, "ctas_per_sm must be at least 1", self.ctas_per_sm, "use 1")
+        check_ctas(self.ctas_per_sm)
 
     @property
     def shared_bytes(self) -> int:
@@ -142,7 +146,7 @@ def copy(
 
     Raises OperandError, ConfigError.
     """
-    capabilities = src.device.capabilities
+    capabilities = check_call(config, AsyncCopyConfig, src=src, dst=dst)
     check_available(unavailable(capabilities))
     check_shared(config.shared_bytes, capabilities)
     check_operands("cp.async and 16-byte stores", dst, src)

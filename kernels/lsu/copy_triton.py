@@ -17,6 +17,8 @@ import triton.language as tl
 
 from kernels.common import (
     LaunchInfo,
+    check_call,
+    check_ctas,
     check_operands,
     check_threads,
     check_tile,
@@ -66,7 +68,7 @@ class TritonCopyConfig:
             words,
             "use more threads or a smaller tile",
         )
-        require(self.ctas_per_sm >= 1, "ctas_per_sm must be at least 1", self.ctas_per_sm, "use 1")
+        check_ctas(self.ctas_per_sm)
 
     @property
     def num_stages(self) -> int:
@@ -143,11 +145,12 @@ def copy(
 
     Raises OperandError, ConfigError.
     """
+    capabilities = check_call(config, TritonCopyConfig, src=src, dst=dst)
     check_operands("16-byte loads and stores", dst, src)
     if src.nbytes == 0:
         return LaunchInfo(None)
     num_words = src.nbytes // (WORDS_MULTIPLE * WORD_BYTES) * WORDS_MULTIPLE
-    grid = persistent_grid(src.device.capabilities, -(-src.nbytes // config.tile_bytes), config.ctas_per_sm)
+    grid = persistent_grid(capabilities, -(-src.nbytes // config.tile_bytes), config.ctas_per_sm)
     args = (words_view(dst), words_view(src), np.int64(num_words), np.int64(src.nbytes))
     return launch(config.source, grid, config.threads, args, device_array=src, shared_bytes=0, stream=stream)
 

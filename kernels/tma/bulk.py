@@ -10,6 +10,8 @@ from kernels.common import (
     KERNELS,
     LaunchInfo,
     check_available,
+    check_call,
+    check_ctas,
     check_operands,
     check_shared,
     check_stages,
@@ -17,7 +19,6 @@ from kernels.common import (
     check_tile,
     launch,
     persistent_grid,
-    require,
     tma_unavailable,
 )
 from kernels.occupancy import place_stages
@@ -45,7 +46,7 @@ class BulkConfig:
         check_tile(self.tile_bytes)
         check_stages(self.num_stages)
         check_threads(self.threads)
-        require(self.ctas_per_sm >= 1, "ctas_per_sm must be at least 1", self.ctas_per_sm, "use 1")
+        check_ctas(self.ctas_per_sm)
 
     @property
     def full_arrivals(self) -> int:
@@ -110,7 +111,7 @@ def copy(
 
     Raises OperandError, ConfigError.
     """
-    capabilities = src.device.capabilities
+    capabilities = check_call(config, BulkConfig, src=src, dst=dst)
     check_available(unavailable(capabilities))
     check_shared(config.shared_bytes + STATIC_SHARED_BYTES, capabilities)
     check_operands("cp.async.bulk", dst, src)

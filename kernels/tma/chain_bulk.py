@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.chain import ChainConfig, Leg, run_chain
-from kernels.common import KERNELS, LaunchInfo, check_available, tma_unavailable
+from kernels.common import KERNELS, LaunchInfo, check_available, check_call, tma_unavailable
 from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream
 
 
@@ -49,7 +49,7 @@ def chain(
 
     Raises OperandError, ConfigError.
     """
-    check_available(tma_unavailable(pool.device.capabilities))
+    check_available(tma_unavailable(check_call(config, BulkChainConfig, pool=pool, result=result)))
     return run_chain(
         dst,
         pool,

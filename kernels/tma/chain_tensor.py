@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.chain import ChainConfig, Leg, check_chain, run_chain
-from kernels.common import KERNELS, LaunchInfo, check_available, tma_unavailable
+from kernels.common import KERNELS, LaunchInfo, check_available, check_call, tma_unavailable
 from kernels.tma.tensor2d import row_bytes_for, rows_map
 from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream
 
@@ -75,7 +75,7 @@ def chain(
     Raises OperandError, ConfigError.
     """
     instruction = "cp.async.bulk.tensor"
-    check_available(tma_unavailable(pool.device.capabilities))
+    check_available(tma_unavailable(check_call(config, TensorChainConfig, pool=pool, result=result)))
     check_chain(dst, pool, result, instruction=instruction, config=config, num_steps=num_steps)
     pool_map = rows_map(pool, config.row_bytes, config.box_rows)
     dst_map = pool_map if dst is None else rows_map(dst, config.row_bytes, config.box_rows)

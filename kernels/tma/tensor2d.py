@@ -14,6 +14,8 @@ from kernels.common import (
     LaunchInfo,
     OperandError,
     check_available,
+    check_call,
+    check_ctas,
     check_operands,
     check_shared,
     check_stages,
@@ -57,7 +59,7 @@ class Tensor2dConfig:
         check_tile(self.tile_bytes)
         check_stages(self.num_stages)
         check_threads(self.threads)
-        require(self.ctas_per_sm >= 1, "ctas_per_sm must be at least 1", self.ctas_per_sm, "use 1")
+        check_ctas(self.ctas_per_sm)
         swizzles = ", ".join(swizzle.name for swizzle in SWIZZLES)
         require(self.swizzle in SWIZZLES, f"swizzle must be one of {swizzles}", self.swizzle.name, "use NONE")
         if self.row_bytes == 0:
@@ -183,7 +185,7 @@ def copy(
 
     Raises OperandError, ConfigError.
     """
-    capabilities = src.device.capabilities
+    capabilities = check_call(config, Tensor2dConfig, src=src, dst=dst)
     check_available(unavailable(capabilities))
     check_shared(config.shared_bytes + config.stage_align, capabilities)
     check_operands("cp.async.bulk.tensor", dst, src)

@@ -21,6 +21,8 @@ from kernels.common import (
     LaunchInfo,
     OperandError,
     check_available,
+    check_call,
+    check_ctas,
     check_operands,
     check_threads,
     check_tile,
@@ -72,7 +74,7 @@ class TritonTensorConfig:
         check_threads(self.threads)
         for name, value in (("tile_bytes", self.tile_bytes), ("threads", self.threads)):
             require(value & (value - 1) == 0, f"{name} must be a power of two for Triton", value, "round it")
-        require(self.ctas_per_sm >= 1, "ctas_per_sm must be at least 1", self.ctas_per_sm, "use 1")
+        check_ctas(self.ctas_per_sm)
 
     @property
     def num_stages(self) -> int:
@@ -157,7 +159,8 @@ def copy(
 
     Raises OperandError, ConfigError.
     """
-    check_available(unavailable(src.device.capabilities))
+    capabilities = check_call(config, TritonTensorConfig, src=src, dst=dst)
+    check_available(unavailable(capabilities))
     check_operands("cp.async.bulk.tensor", dst, src)
     if src.nbytes == 0:
         return LaunchInfo(None)
@@ -167,7 +170,7 @@ def copy(
             f"a tensor descriptor has at least one row of {ROW_BYTES} bytes (got {src.nbytes} bytes); use "
             "kernels.tma.tensor2d"
         )
-    grid = persistent_grid(src.device.capabilities, -(-src.nbytes // config.tile_bytes), config.ctas_per_sm)
+    grid = persistent_grid(capabilities, -(-src.nbytes // config.tile_bytes), config.ctas_per_sm)
     rows = [
         TritonDescriptor(
             array.bytes_view(0, num_rows * ROW_BYTES).view(np.int32, (num_rows, ROW_WORDS)), config.block

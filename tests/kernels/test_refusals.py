@@ -205,3 +205,62 @@ def test_engines_say_which_legs_and_names_they_know() -> None:
             ENGINES["triton.pointer"].latency_config(device.capabilities, 1024, 64, Leg.LOAD)
     with pytest.raises(KeyError, match=r"no engine 'dma'; there are lsu, cp.async"):
         engine("dma")
+
+
+@pytest.mark.parametrize("value", [1024.0, "1024", None, True])
+@pytest.mark.parametrize("field", ["tile_bytes", "threads", "ctas_per_sm", "num_stages"])
+@pytest.mark.parametrize("name", list(ALL_CONFIGS))
+def test_a_count_that_is_no_whole_number_is_refused(name: str, field: str, value: object) -> None:
+    if field == "num_stages" and name not in STAGED:
+        return
+    with pytest.raises(ConfigError, match=rf"{field} must be a whole number \(got {value!r}\)"):
+        ALL_CONFIGS[name](**{field: value})
+
+
+@pytest.mark.parametrize("name", ["lsu", "cp.async", "tma.bulk", "tma.tensor"])
+def test_numpy_integers_are_whole_numbers(name: str, device: Device) -> None:
+    config = ALL_CONFIGS[name](tile_bytes=np.int64(1024), threads=np.int32(32))
+    src = device.asarray(np.arange(3000, dtype=np.uint8))
+    dst = device.empty(3000)
+    if engine(name).unavailable(device.capabilities) is None:
+        engine(name).copy(dst, src, config=config)
+        assert np.array_equal(dst.numpy(), src.numpy())
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(4096, np.uint8), None, 5])
+@pytest.mark.parametrize("name", list(ALL_CONFIGS))
+def test_an_operand_that_is_no_device_array_is_refused(name: str, wrong: object, device: Device) -> None:
+    good, config = device.empty(4096), ALL_CONFIGS[name]()
+    with pytest.raises(OperandError, match=rf"src must be a DeviceArray \(got {type(wrong).__name__}\)"):
+        engine(name).copy(good, wrong, config=config)  # type: ignore[arg-type]
+    with pytest.raises(OperandError, match=rf"dst must be a DeviceArray \(got {type(wrong).__name__}\)"):
+        engine(name).copy(wrong, good, config=config)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", list(ALL_CONFIGS))
+def test_the_configuration_of_another_engine_is_refused(name: str, device: Device) -> None:
+    """A configuration names its kernel, so another engine would be measured under this one's name."""
+    other = "lsu" if name != "lsu" else "tma.bulk"
+    dst, src = device.empty(4096), device.asarray(np.zeros(4096, np.uint8))
+    with pytest.raises(
+        ConfigError, match=rf"{ALL_CONFIGS[name].__name__} \(got {ALL_CONFIGS[other].__name__}"
+    ):
+        engine(name).copy(dst, src, config=ALL_CONFIGS[other]())
+
+
+@pytest.mark.parametrize("name", ["lsu", "cp.async", "tma.bulk", "tma.tensor"])
+def test_a_chain_over_no_device_array_is_refused(name: str, device: Device) -> None:
+    if engine(name).unavailable(device.capabilities) is not None:
+        return
+    config = engine(name).latency_config(device.capabilities, 1024, 32)
+    result = device.empty(3, np.uint64)
+    with pytest.raises(OperandError, match=r"pool must be a DeviceArray \(got NoneType\)"):
+        engine(name).chain(None, None, result, config=config, num_steps=8)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="num_steps must be a whole number"):
+        engine(name).chain(
+            None,
+            device.asarray(np.zeros(4096, np.uint8)),
+            result,
+            config=config,
+            num_steps=1.5,  # type: ignore[arg-type]
+        )
