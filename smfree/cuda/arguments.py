@@ -63,6 +63,7 @@ def _bytes_of(where: str, param: ParamInfo, argument: object, device: object, ke
     if isinstance(argument, (DeviceArray, HostBuffer)):
         return _pointer(where, param, argument, device, kept)
     if isinstance(argument, TensorMap):
+        _check_map(where, argument, device)
         kept.extend((argument, argument.allocation))
         return _sized(where, param, argument.tobytes(), f"a tensor map of {MAP_BYTES} bytes", "b")
     if isinstance(argument, np.generic):
@@ -90,6 +91,17 @@ def _bytes_of(where: str, param: ParamInfo, argument: object, device: object, ke
         "ctypes value or a "
         f"TensorMap (got {type(argument).__name__} {argument!r}); for example np.uint32(n), np.float32(x)"
     )
+
+
+def _check_map(where: str, argument: TensorMap, device: Any) -> None:
+    if device is not None and argument.calls is not None and argument.calls is not device.calls:
+        raise ArgumentError(
+            f"{where} is a tensor map of another device; make it with this device's tensor_map"
+        )
+    if argument.allocation is not None and argument.allocation.freed:
+        raise ArgumentError(
+            f"{where} is a tensor map of an array that was freed; keep the array until the launch"
+        )
 
 
 def _pointer(

@@ -137,6 +137,10 @@ class Calls:
     def _restart(self) -> str:
         return "open the device again" if self.emulated else "start a new process"
 
+    def _emulator_gave_up(self) -> bool:
+        """Whether an emulated context ended with a kernel that needs what is not modelled."""
+        return self.emulated and self.context is not None and self.driver.context_failed(self.context)
+
     def _report(self) -> str:
         return str(self.driver.report() or "") if self.emulated else ""
 
@@ -147,7 +151,7 @@ class Calls:
                 api, code, name, arguments=what, remedy=remedy, report=self._report()
             )
             return self.failed
-        if name in _FAULTS:
+        if name in _FAULTS or self._emulator_gave_up():
             remedy = (
                 "a kernel launched earlier failed and its context is unusable; "
                 f"{api}'s own arguments were not refused. {self._restart.capitalize()}"
@@ -169,7 +173,6 @@ class Calls:
             api,
             first.code,
             first.code_name,
-            remedy=self._restart,
-            prefix=f"{api} was not called: the context of {self.spec} had already failed. First "
-            f"failure: {first.api}; ",
+            text=f"{api} was not called: the context of {self.spec} had already failed. First failure: "
+            f"{first.api} returned {first.code_name} ({first.code}); {self._restart}",
         )

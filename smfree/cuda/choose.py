@@ -7,6 +7,7 @@ import re
 import warnings
 from dataclasses import dataclass
 from enum import StrEnum
+from numbers import Integral
 from typing import Any
 
 from cuda.bindings import driver as real_driver
@@ -62,16 +63,18 @@ def profiles() -> tuple[str, ...]:
 def parse_spec(text: str | None = None) -> DeviceSpec:
     """Parse a device string; None means ``SMFREE_DEVICE``, else ``auto``. Raises DeviceSpecError with the
     list."""
+    if text is not None and not isinstance(text, str):
+        raise DeviceSpecError(f"a device is named by a string (got {text!r}); for example cuda:0")
     text = (text if text is not None else os.environ.get(ENVIRONMENT_VARIABLE) or "auto").strip()
     if text == "auto":
         return DeviceSpec(Kind.AUTO)
     if text == "cuda":
         return DeviceSpec(Kind.CUDA)
-    real = re.fullmatch(r"cuda:(\d+)", text)
+    real = re.fullmatch(r"cuda:([0-9]+)", text)
     if real:
         return DeviceSpec(Kind.CUDA, ordinal=int(real[1]))
     known = profiles()
-    emulated = re.fullmatch(r"emu:([a-z0-9_]+?)(?:x(\d+))?", text)
+    emulated = re.fullmatch(r"emu:([a-z0-9_]+?)(?:x([0-9]+))?", text)
     if emulated and emulated[1] in known:
         count = int(emulated[2] or 1)
         if count != 1:
@@ -132,7 +135,12 @@ def real_devices(driver: Any = real_driver) -> tuple[str, int]:
 def _emulated(spec: DeviceSpec, schedule: str, seed: int) -> Choice:
     from smfree.emulator import profile
     from smfree.emulator.driver import Driver
+    from smfree.emulator.exec.schedule import SCHEDULES
     from smfree.emulator.node import Node
 
+    if schedule not in SCHEDULES:
+        raise DeviceSpecError(f"schedule is one of {', '.join(SCHEDULES)} (got {schedule!r})")
+    if not isinstance(seed, Integral) or seed < 0:
+        raise DeviceSpecError(f"the seed of a schedule is a whole number from 0 on (got {seed!r})")
     driver = Driver(Node([profile.load(spec.profile)], schedule=schedule, seed=seed))
     return Choice(driver, 0, str(spec), True)

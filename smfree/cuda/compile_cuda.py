@@ -6,8 +6,10 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 
+import numpy as np
 from cuda.bindings import nvrtc
 
 from smfree.cuda.cache import CompileCache
@@ -45,6 +47,8 @@ class CudaSource:
         include_dirs: tuple[Path | str, ...] = (),
         text: str | None = None,
     ) -> None:
+        if text is not None and not isinstance(text, str):
+            raise ValueError(f"text is a str (got {type(text).__name__}); decode it first")
         pairs = tuple(sorted((name, _define(name, value)) for name, value in (defines or {}).items()))
         for attribute, value in (
             ("path", Path(path)),
@@ -133,12 +137,12 @@ def compile_options(source: CudaSource, arch: str) -> tuple[str, ...]:
 
 
 def _define(name: str, value: object) -> str:
-    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
         raise ValueError(f"a define is a C identifier (got {name!r}); rename it")
-    if isinstance(value, bool):
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (Integral, np.bool_)):  # Python's and numpy's
         return str(int(value))
-    if isinstance(value, (int, str)):
-        return str(value)
     raise ValueError(f"define {name} is an int, bool or str (got {value!r}); convert it first")
 
 

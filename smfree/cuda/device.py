@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
@@ -16,10 +17,10 @@ from smfree.cuda.capabilities import Capabilities
 from smfree.cuda.choose import choose
 from smfree.cuda.compile_cuda import CudaSource, compile_cuda
 from smfree.cuda.compile_triton import TritonSource, compile_triton
-from smfree.cuda.errors import ArrayError, NoDeviceError, TensorMapError
+from smfree.cuda.errors import ArrayError, CompileError, NoDeviceError, TensorMapError
 from smfree.cuda.image import ModuleImage
 from smfree.cuda.interop import wrap
-from smfree.cuda.memory import Allocation, DeviceArray, HostBuffer, pinned_array
+from smfree.cuda.memory import Allocation, DeviceArray, HostBuffer, as_dtype, as_shape, pinned_array
 from smfree.cuda.module import Module
 from smfree.cuda.streams import Event, Stream
 from smfree.cuda.tensormap import TensorMap, encode, spec_for
@@ -122,6 +123,11 @@ class Device:
     def compile(self, source: CudaSource | TritonSource) -> Module:
         """Compile and load; the same source gives the same module again (a changed header needs a new
         device)."""
+        if not isinstance(source, (CudaSource, TritonSource)):
+            raise CompileError(
+                f"a source is a CudaSource or a TritonSource (got {type(source).__name__}); for a file use "
+                "CudaSource(path)"
+            )
         key = (source, source.stamp())
         if key not in self._modules:
             self._modules[key] = Module(self, self.compile_image(source))
@@ -135,11 +141,8 @@ class Device:
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> DeviceArray:
         """An uninitialised array (reading it before writing is an error on an emulated GPU)."""
-        dims = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
-        if any(n < 0 for n in dims):
-            raise ArrayError(f"a shape has no negative dimension (got {dims})")
-        wanted = np.dtype(dtype)
-        nbytes = int(np.prod(dims, dtype=np.int64)) * wanted.itemsize
+        dims, wanted = as_shape(shape), as_dtype(dtype)
+        nbytes = math.prod(dims) * wanted.itemsize
         ptr = int(self.calls("cuMemAlloc", max(nbytes, 1), bytes=nbytes))
         allocation = Allocation(self.calls, ptr, nbytes)
         self._allocations.add(allocation)
@@ -165,7 +168,7 @@ class Device:
         self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8, *, mapped: bool = False
     ) -> HostBuffer:
         """Page-locked host memory; with ``mapped`` kernels may use it too."""
-        dims = (shape,) if isinstance(shape, int) else tuple(shape)
+        dims = as_shape(shape)
         flags = 0x02 if mapped else 0  # CU_MEMHOSTALLOC_DEVICEMAP
         array = pinned_array(self.calls, self._context, dims, dtype, flags)
         device_ptr = None
@@ -175,8 +178,8 @@ class Device:
 
     def pageable(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> HostBuffer:
         """Ordinary host memory, zeroed, so that its pages exist."""
-        array = np.empty(shape, dtype)
-        array[...] = np.zeros((), dtype)
+        array = np.empty(as_shape(shape), as_dtype(dtype))
+        array[...] = np.zeros((), array.dtype)
         return HostBuffer(self, array, pinned=False)
 
     def tensor_map(self, array: DeviceArray, box: Sequence[int], **options: Any) -> TensorMap:
@@ -189,6 +192,10 @@ class Device:
         if not self.capabilities.has_tma:
             raise TensorMapError(
                 f"{self.name} ({self.capabilities.arch}) has no TMA, so no tensor maps; use cp.async"
+            )
+        if not isinstance(array, DeviceArray) or array.device is not self:
+            raise TensorMapError(
+                f"a tensor map describes an array of the same device (got {array!r}); use device.asarray"
             )
         return encode(self.calls, spec_for(array, box, **options), array.allocation)
 

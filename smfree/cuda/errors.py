@@ -94,7 +94,7 @@ class DriverError(CudaHostError):
         arguments: Mapping[str, object] | None = None,
         remedy: str = "",
         report: str = "",
-        prefix: str = "",
+        text: str = "",
     ) -> None:
         self.api = api
         self.code = code
@@ -103,7 +103,7 @@ class DriverError(CudaHostError):
         self.remedy = remedy
         self.report = report
         shown = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
-        text = f"{prefix}{api}({shown}) returned {code_name} ({code})"
+        text = text or f"{api}({shown}) returned {code_name} ({code})"
         if remedy:
             text += f"; {remedy}"
         if report:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
+
+import numpy as np
 
 from smfree.cuda.capabilities import Capabilities
 from smfree.cuda.errors import LaunchError
@@ -19,8 +22,11 @@ MAX_CLUSTER = 16
 
 def as_dims(value: int | Sequence[int], what: str) -> Dims:
     """``4``, ``(4,)``, ``(4, 2)`` or ``(4, 2, 1)`` as three numbers. Raises LaunchError."""
-    parts = (value,) if isinstance(value, int) else tuple(value)
-    if not 1 <= len(parts) <= 3 or any(isinstance(p, bool) or int(p) != p for p in parts):
+    parts: tuple[Any, ...] = (value,)
+    if isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim):
+        parts = tuple(value)
+    whole = all(isinstance(p, Integral) and not isinstance(p, bool) for p in parts)
+    if not whole or not 1 <= len(parts) <= 3:
         raise LaunchError(f"{what} is one to three integers (got {value!r})")
     x, y, z = (*(int(p) for p in parts), 1, 1)[:3]
     return x, y, z
@@ -94,6 +100,11 @@ class LaunchShape:
             )
 
     def _check_shared(self, facts: FunctionFacts, device: Capabilities) -> None:
+        if not isinstance(self.shared_bytes, Integral):
+            raise LaunchError(
+                f"{facts.name}: shared_bytes is a whole number of bytes (got {self.shared_bytes!r}); "
+                "round it up"
+            )
         total = self.shared_bytes + facts.static_shared_bytes
         if self.shared_bytes < 0 or total > device.max_shared_bytes_per_block:
             raise LaunchError(

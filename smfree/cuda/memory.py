@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -20,6 +22,28 @@ if TYPE_CHECKING:
     from smfree.cuda.calls import Calls
     from smfree.cuda.device import Device
     from smfree.cuda.streams import Stream
+
+
+def as_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """A shape as a tuple of Python integers; a number is one dimension. Raises ArrayError."""
+    try:
+        dims = tuple(index(n) for n in shape) if isinstance(shape, Iterable) else (index(shape),)
+    except TypeError:
+        raise ArrayError(f"a shape is a whole number or a sequence of them (got {shape!r})") from None
+    if any(n < 0 for n in dims):
+        raise ArrayError(f"a shape has no negative dimension (got {dims})")
+    return dims
+
+
+def as_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """A numpy dtype whose elements are bytes alone, at least one. Raises ArrayError."""
+    try:
+        wanted = np.dtype(dtype)
+    except TypeError as error:
+        raise ArrayError(f"{error}; use a numpy dtype such as np.float32") from None
+    if wanted.hasobject or wanted.itemsize == 0:
+        raise ArrayError(f"device arrays hold numbers or plain structures (got dtype {wanted})")
+    return wanted
 
 
 class Allocation:
@@ -106,28 +130,33 @@ class DeviceArray:
     def __repr__(self) -> str:
         return f"DeviceArray(shape={self.shape}, dtype={self.dtype}, device={self.device.spec!r})"
 
-    def __getitem__(self, index: slice) -> DeviceArray:
+    def __getitem__(self, rows: slice) -> DeviceArray:
         """A view of rows ``start:stop``. Raises ArrayError for anything but a slice with step 1."""
-        if not isinstance(index, slice) or index.step not in (None, 1) or not self.shape:
-            raise ArrayError(f"a device array is sliced along dimension 0 with step 1 (got {index!r})")
-        start, stop, _ = index.indices(self.shape[0])
-        rows = max(stop - start, 0)
+        if not isinstance(rows, slice) or rows.step not in (None, 1) or not self.shape:
+            raise ArrayError(f"a device array is sliced along dimension 0 with step 1 (got {rows!r})")
+        start, stop, _ = rows.indices(self.shape[0])
         row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         offset = self._offset + start * row_bytes
-        return DeviceArray(self.device, self.allocation, offset, (rows, *self.shape[1:]), self.dtype)
+        shape = (max(stop - start, 0), *self.shape[1:])
+        return DeviceArray(self.device, self.allocation, offset, shape, self.dtype)
 
     def bytes_view(self, offset_bytes: int = 0, nbytes: int | None = None) -> DeviceArray:
         """A uint8 view of ``nbytes`` from ``offset_bytes`` on (default: to the end)."""
-        nbytes = self.nbytes - offset_bytes if nbytes is None else nbytes
+        try:
+            offset_bytes = index(offset_bytes)
+            nbytes = self.nbytes - offset_bytes if nbytes is None else index(nbytes)
+        except TypeError:
+            raise ArrayError(
+                f"a byte view takes whole numbers of bytes (got {offset_bytes!r} and {nbytes!r}); round them"
+            ) from None
         if offset_bytes < 0 or nbytes < 0 or offset_bytes + nbytes > self.nbytes:
             raise ArrayError(f"bytes {offset_bytes} to {offset_bytes + nbytes} lie outside {self!r}")
         return DeviceArray(self.device, self.allocation, self._offset + offset_bytes, (nbytes,), np.uint8)
 
     def view(self, dtype: DTypeLike, shape: tuple[int, ...] | None = None) -> DeviceArray:
         """The same bytes as another dtype and shape (default: one dimension). Sizes must agree."""
-        wanted = np.dtype(dtype)
-        if shape is None:
-            shape = (self.nbytes // wanted.itemsize,)
+        wanted = as_dtype(dtype)
+        shape = (self.nbytes // wanted.itemsize,) if shape is None else as_shape(shape)
         if math.prod(shape) * wanted.itemsize != self.nbytes:
             raise ArrayError(f"{self!r} has {self.nbytes} bytes; {shape} of {wanted} needs another number")
         return DeviceArray(self.device, self.allocation, self._offset, shape, wanted)
@@ -143,7 +172,7 @@ class DeviceArray:
                 call("cuMemcpyDtoH", result.ctypes.data, self.ptr, self.nbytes, **what)
                 self.device.default_stream.settled()
             else:
-                handle = stream.handle
+                handle = self._stream(stream).handle
                 call("cuMemcpyDtoHAsync", result.ctypes.data, self.ptr, self.nbytes, handle, **what)
                 stream.synchronize()
         return result
@@ -163,7 +192,7 @@ class DeviceArray:
             if stream is None:
                 self.device.calls("cuMemcpyHtoD", self.ptr, array.ctypes.data, self.nbytes, **what)
             else:
-                handle = stream.handle
+                handle = self._stream(stream).handle
                 self.device.calls(
                     "cuMemcpyHtoDAsync", self.ptr, array.ctypes.data, self.nbytes, handle, **what
                 )
@@ -173,12 +202,22 @@ class DeviceArray:
     def copy_from_device(self, source: DeviceArray, *, stream: Stream | None = None) -> DeviceArray:
         """Copy from another array of this device with the driver's own copy (cuMemcpyDtoDAsync). Returns
         self."""
+        if not isinstance(source, DeviceArray) or source.device is not self.device:
+            raise ArrayError(
+                f"copy_from_device copies an array of the same device (got {source!r}); use "
+                "copy_from for host data"
+            )
+        if self.nbytes and self.ptr < source.ptr + source.nbytes and source.ptr < self.ptr + self.nbytes:
+            raise ArrayError(
+                f"source and destination must not overlap (got {source.nbytes} bytes at {source.ptr:#x} and "
+                f"{self.ptr:#x}); copy through a third array"
+            )
         if source.nbytes != self.nbytes:
             raise ArrayError(
                 f"{source!r} has {source.nbytes} bytes, {self!r} has {self.nbytes}; sizes must agree"
             )
         if self.nbytes:
-            used = stream or self.device.default_stream
+            used = self._stream(stream)
             what = {"dst": hex(self.ptr), "src": hex(source.ptr), "bytes": self.nbytes}
             self.device.calls("cuMemcpyDtoDAsync", self.ptr, source.ptr, self.nbytes, used.handle, **what)
             used.keep(source.allocation, self.allocation)
@@ -186,14 +225,24 @@ class DeviceArray:
 
     def fill(self, byte: int, *, stream: Stream | None = None) -> DeviceArray:
         """Set every byte (0 to 255), asynchronously on ``stream``. Returns self."""
-        if not 0 <= byte <= 255:
-            raise ArrayError(f"a fill byte is 0 to 255 (got {byte})")
+        if not isinstance(byte, SupportsIndex) or not 0 <= index(byte) <= 255:
+            raise ArrayError(f"a fill byte is a whole number from 0 to 255 (got {byte!r})")
+        byte = index(byte)
         if self.nbytes:
-            used = stream or self.device.default_stream
+            used = self._stream(stream)
             what = {"dst": hex(self.ptr), "bytes": self.nbytes}
             self.device.calls("cuMemsetD8Async", self.ptr, byte, self.nbytes, used.handle, **what)
             used.keep(self.allocation)
         return self
+
+    def _stream(self, stream: Stream | None) -> Stream:
+        used = stream or self.device.default_stream
+        if used.device is not self.device:
+            raise ArrayError(
+                f"the stream belongs to another device ({used.device.spec}) than {self!r}; use one of "
+                "array.device"
+            )
+        return used
 
     def free(self) -> None:
         """Free the memory now, for all views of it too."""
@@ -245,7 +294,7 @@ def pinned_array(
 ) -> NDArray[Any]:
     """A numpy array in page-locked memory, which is freed with the last view of it; ``context`` lives as
     long."""
-    wanted = np.dtype(dtype)
+    wanted = as_dtype(dtype)
     nbytes = math.prod(shape) * wanted.itemsize
     ptr = int(calls("cuMemHostAlloc", max(nbytes, 1), flags, bytes=nbytes))
     memory: Any = (ctypes.c_uint8 * max(nbytes, 1)).from_address(ptr)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from smfree.cuda.arguments import pack
-from smfree.cuda.errors import CudaHostError, DriverError, KernelNotFoundError, LaunchError
+from smfree.cuda.errors import ArgumentError, CudaHostError, DriverError, KernelNotFoundError, LaunchError
 from smfree.cuda.image import FunctionFacts, ModuleImage
 from smfree.cuda.launch import DEFAULT_SHARED_BYTES, PORTABLE_CLUSTER, LaunchShape, as_dims
+from smfree.cuda.memory import DeviceArray
 from smfree.cuda.streams import Stream
 from smfree.cuda.triton_launch import expand
 
@@ -54,9 +55,8 @@ class Module:
         if name is None and len(names) == 1:
             name = names[0]
         if name is None or name not in self.image.functions:
-            mangled = [
-                known for known in names if name and re.match(rf"_Z\d*N?\d*.*{re.escape(name)}", known)
-            ]
+            pattern = rf"_Z\d*N?\d*.*{re.escape(name)}" if name and isinstance(name, str) else "$^"
+            mangled = [known for known in names if re.match(pattern, known)]
             hint = f'; {mangled[0]} looks like its mangled name: declare it extern "C"' if mangled else ""
             raise KernelNotFoundError(
                 f"{self.image.name} has no entry point {name!r}; it has {', '.join(names) or 'none'}{hint}"
@@ -157,6 +157,9 @@ class Kernel:
             cooperative,
             programmatic,
         )
+        if not isinstance(args, Iterable) or isinstance(args, (str, bytes, DeviceArray)):
+            raise ArgumentError(f"{self.name} takes a list of arguments (got {args!r}); pass [] for none")
+        args = list(args)
         if self.module.image.metadata.get("front_end") == "triton":
             shape, args = expand(self, shape, args)
         self._launch(shape, args, stream or self.module.device.default_stream)
@@ -189,9 +192,14 @@ class Kernel:
 
     def _launch(self, shape: LaunchShape, args: Sequence[object], stream: Stream) -> None:
         device = self.module.device
-        if stream.device is not device:
+        if not isinstance(stream, Stream):
             raise LaunchError(
-                f"{self.name} is loaded on {device.spec}, the stream belongs to {stream.device.spec}"
+                f"stream is a Stream (got {stream!r}); use device.stream(), or None for the default"
+            )
+        if stream.device is not device:
+            twice = ", opened another time" if stream.device.spec == device.spec else ""
+            raise LaunchError(
+                f"{self.name} is loaded on {device.spec}, the stream belongs to {stream.device.spec}{twice}"
             )
         shape.validate(self.facts, device.capabilities)
         packed = pack(self.name, self.facts.params, args, device)

@@ -20,12 +20,18 @@ _DIGEST_END = len(_MAGIC) + 65
 
 
 def default_cache_dir() -> Path:
-    """``SMFREE_CACHE_DIR``, else ``smfree`` below ``XDG_CACHE_HOME``, else ``~/.cache/smfree``."""
+    """``SMFREE_CACHE_DIR``, else ``smfree`` below ``XDG_CACHE_HOME``, else ``~/.cache/smfree``, else (a user
+    without a home) ``smfree-UID`` in the temporary folder."""
     chosen = os.environ.get("SMFREE_CACHE_DIR")
     if chosen:
         return Path(chosen)
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "smfree"
+    if root:
+        return Path(root) / "smfree"
+    try:
+        return Path.home() / ".cache" / "smfree"
+    except RuntimeError:  # a user without a home, as in a container with a foreign user id
+        return Path(tempfile.gettempdir()) / f"smfree-{os.getuid()}"
 
 
 def key_of(parts: Iterable[str | bytes]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from smfree.cuda.errors import LaunchError
@@ -55,22 +56,29 @@ class Stream:
 
     def record(self, event: Event | None = None) -> Event:
         """Record an event (a new one with timing unless given) after the work queued so far."""
-        event = event or self.device.event()
+        event = self._own(event or self.device.event())
         self.device.calls("cuEventRecord", event.handle, self.handle)
         event.mark = (self, self._queued)
         return event
 
     def wait(self, event: Event) -> None:
         """Later work of this stream waits for the event."""
-        self.device.calls("cuStreamWaitEvent", self.handle, event.handle, 0)
+        self.device.calls("cuStreamWaitEvent", self.handle, self._own(event).handle, 0)
 
     def wait_value(self, ptr: int, value: int) -> None:
         """Later work waits until the 32-bit word at device address ``ptr`` is >= ``value`` (cyclically)."""
+        _check_word(ptr, value)
         self.device.calls("cuStreamWaitValue32", self.handle, ptr, value, 0, ptr=hex(ptr), value=value)
 
     def write_value(self, ptr: int, value: int) -> None:
         """Write a 32-bit word at device address ``ptr`` after the work queued so far."""
+        _check_word(ptr, value)
         self.device.calls("cuStreamWriteValue32", self.handle, ptr, value, 0, ptr=hex(ptr), value=value)
+
+    def _own(self, event: Event) -> Event:
+        if not isinstance(event, Event) or event.device is not self.device:
+            raise LaunchError(f"a stream takes events of its own device (got {event!r}); use device.event()")
+        return event
 
     def destroy(self) -> None:
         """Destroy the stream now; its queued work still completes."""
@@ -105,4 +113,13 @@ class Event:
             raise LaunchError(
                 "elapsed_us needs two events with timing; make them with device.event(timing=True)"
             )
+        if self.device is not since.device:
+            raise LaunchError("elapsed_us needs two events of one device; time each device by its own")
         return float(self.device.calls("cuEventElapsedTime", since.handle, self.handle)) * 1e3
+
+
+def _check_word(ptr: int, value: int) -> None:
+    if not isinstance(ptr, Integral):
+        raise LaunchError(f"ptr is a device address (got {ptr!r}); for an array pass array.ptr")
+    if not isinstance(value, Integral) or not 0 <= value < 2**32:
+        raise LaunchError(f"the value of a 32-bit word is 0 to 2^32 - 1 (got {value!r})")

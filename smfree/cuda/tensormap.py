@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MAP_BYTES = 128
 MAP_ALIGN = 128
 _PREFIX = "CU_TENSOR_MAP_"
+_Enum = TypeVar("_Enum", bound=IntEnum)
 
 
 class DataType(IntEnum):
@@ -233,6 +235,7 @@ class TensorMap:
     address: int
     buffer: Any = field(repr=False)
     allocation: Any = field(repr=False, default=None)
+    calls: Calls | None = field(repr=False, default=None)
 
     @property
     def box_bytes(self) -> int:
@@ -270,19 +273,19 @@ def spec_for(
     """
     shape = array.shape
     dense = [math.prod(shape[i + 1 :]) * array.dtype.itemsize for i in range(len(shape) - 1)]
-    strides = list(dense if strides_bytes is None else strides_bytes)
-    steps = [1] * len(shape) if element_strides is None else list(element_strides)
+    strides = dense if strides_bytes is None else strides_bytes
+    steps = [1] * len(shape) if element_strides is None else element_strides
     spec = TensorMapSpec(
         address=array.ptr,
-        data_type=data_type_of(array.dtype) if data_type is None else data_type,
+        data_type=data_type_of(array.dtype) if data_type is None else _member(DataType, data_type),
         dims=tuple(reversed(shape)),
-        strides_bytes=tuple(reversed(strides)),
-        box=tuple(reversed([int(edge) for edge in box])),
-        element_strides=tuple(reversed(steps)),
-        interleave=interleave,
-        swizzle=swizzle,
-        l2_promotion=l2_promotion,
-        oob_fill=oob_fill,
+        strides_bytes=_whole("strides_bytes", strides),
+        box=_whole("box", box),
+        element_strides=_whole("element_strides", steps),
+        interleave=_member(Interleave, interleave),
+        swizzle=_member(Swizzle, swizzle),
+        l2_promotion=_member(L2Promotion, l2_promotion),
+        oob_fill=_member(OobFill, oob_fill),
     )
     _require(
         spec.data_type.bytes == array.dtype.itemsize,
@@ -291,6 +294,22 @@ def spec_for(
         "view the array as another dtype",
     )
     return spec
+
+
+def _whole(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    """Whole numbers in the map's order, innermost first."""
+    try:
+        return tuple(index(value) for value in values)[::-1]
+    except TypeError:
+        raise TensorMapError(f"{name} is a sequence of whole numbers (got {values!r})") from None
+
+
+def _member(kind: type[_Enum], value: Any) -> _Enum:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(kind.__members__)
+        raise TensorMapError(f"{kind.__name__} is one of {known} (got {value!r})") from None
 
 
 def encode(calls: Calls, spec: TensorMapSpec, allocation: Any = None) -> TensorMap:
@@ -306,7 +325,7 @@ def encode(calls: Calls, spec: TensorMapSpec, allocation: Any = None) -> TensorM
         if error.code_name == "CUDA_ERROR_INVALID_VALUE":
             raise TensorMapError(f"the driver refused the map: {error}") from error
         raise
-    return TensorMap(spec, address, buffer, allocation)
+    return TensorMap(spec, address, buffer, allocation, calls)
 
 
 def _encode_into(calls: Calls, spec: TensorMapSpec, address: int, shown: dict[str, Any]) -> None:

@@ -162,3 +162,13 @@ def test_place_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_key_parts_do_not_run_together() -> None:
     assert key_of(["ab", "c"]) != key_of(["a", "bc"]) and key_of(["a", b"b"]) == key_of([b"a", "b"])
+
+
+def test_a_user_without_a_home_caches_in_the_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("SMFREE_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert default_cache_dir().name.startswith("smfree-")

@@ -32,6 +32,10 @@ class Driver(DeviceCalls, LaunchCalls, LibraryCalls, CopyCalls, StreamCalls, Ten
         """Full text of the latest error: rule, value, remedy, and which launch it came from."""
         return self.node.report
 
+    def context_failed(self, ctx: Any) -> bool:
+        """Whether a kernel's fault has killed the context, so that every call in it is refused."""
+        return self._context_device(ctx).fault is not None
+
     def __getattr__(self, name: str) -> Any:
         """Types and constants of the real module; its functions that are not emulated raise NotEmulated."""
         if name.startswith("_"):
