@@ -42,20 +42,22 @@ class LatencyAxes:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputAxes:
-    """Tiles at fixed ``bytes_in_flight`` per SM, and tiles with each engine at its best. ``copy_bytes`` is
-    the
-    length of one copy."""
+    """Tiles at fixed ``bytes_in_flight`` per SM, and tiles with each engine at its best.
+
+    Triton's twins are copied at ``twin_tile_bytes`` only. ``copy_bytes`` is the length of one copy.
+    """
 
     engines: tuple[str, ...]
     bytes_in_flight: tuple[int, ...]
     tile_bytes: tuple[int, ...]
     best_tile_bytes: tuple[int, ...]
+    twin_tile_bytes: tuple[int, ...]
     threads: int
     copy_bytes: int
 
 
 LATENCY: Mapping[Axes, LatencyAxes] = {
-    Axes.QUICK: LatencyAxes(TILE_BYTES, (128,), (Leg.COPY,), (Memory.L2, Memory.DRAM)),
+    Axes.QUICK: LatencyAxes(TILE_BYTES, (128,), (Leg.COPY,), (Memory.L2,)),
     Axes.FULL: LatencyAxes(
         TILE_BYTES, (32, 128, 256), (Leg.LOAD, Leg.STORE, Leg.COPY), (Memory.L2, Memory.DRAM)
     ),
@@ -65,8 +67,9 @@ THROUGHPUT: Mapping[Axes, ThroughputAxes] = {
     Axes.QUICK: ThroughputAxes(
         engines=ENGINES + TRITON_ENGINES,
         bytes_in_flight=(16 * KIB,),
-        tile_bytes=(2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB),
-        best_tile_bytes=(4 * KIB, 16 * KIB),
+        tile_bytes=TILE_BYTES,
+        best_tile_bytes=TILE_BYTES,
+        twin_tile_bytes=(4 * KIB, 16 * KIB),
         threads=128,
         copy_bytes=16 << 20,
     ),
@@ -75,6 +78,7 @@ THROUGHPUT: Mapping[Axes, ThroughputAxes] = {
         bytes_in_flight=(4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB),
         tile_bytes=TILE_BYTES,
         best_tile_bytes=TILE_BYTES,
+        twin_tile_bytes=TILE_BYTES,
         threads=128,
         copy_bytes=256 << 20,
     ),
@@ -136,4 +140,6 @@ def throughput_points(axes: Axes) -> Iterator[ThroughputPoint]:
     for flight, tiles in [*regimes, (None, chosen.best_tile_bytes)]:
         for tile_bytes in tiles:
             for engine in chosen.engines:
+                if engine in TRITON_ENGINES and tile_bytes not in chosen.twin_tile_bytes:
+                    continue
                 yield ThroughputPoint(engine, tile_bytes, flight, chosen.threads, chosen.copy_bytes)

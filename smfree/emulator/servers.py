@@ -26,6 +26,7 @@ F8 = NDArray[np.floating[Any]]
 I8 = NDArray[np.int64]
 
 _SMALL = 24  # below this many requests a loop over Python floats is faster than numpy
+_FEW = 64  # the same for a plain queue
 _ROUNDING = 1e-4  # cycles; above the error of a cumulative maximum over shifted groups
 _DEFERRED = 256  # batches served in order and not yet in the calendar; older ones are forgotten
 _HISTORY = 512  # bins kept behind the earliest request of a batch
@@ -70,7 +71,7 @@ class ServerBank:
             return np.empty(0)
         if self.count == 1 or n == 1 or bool((server == server[0]).all()):
             one = int(server[0])
-            finish = self._in_order(one, t, work) if n > _SMALL else self._few_in_order(one, t, work)
+            finish = self._in_order(one, t, work) if n > _FEW else self._few_in_order(one, t, work)
             if finish is not None:
                 return finish
         if self._deferred:
