@@ -39,7 +39,8 @@ def _release_context(driver: Any, device: Any) -> None:
 
 
 class Device:
-    """One GPU, real or emulated. Use :meth:`open`; a context manager that closes at the end.
+    """One GPU, real or emulated. Use :meth:`open`; a context manager that waits for queued work, raises what
+    failed in it, and closes.
 
     ``spec`` is what was opened (``cuda:0``, ``emu:h100``), ``clock_source`` how its times come about:
     ``measured`` on a GPU, ``modelled`` on an emulated one.
@@ -81,7 +82,11 @@ class Device:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if kind is None and not self.calls.closed and self.calls.failed is None:
+                self.synchronize()  # what failed and was never asked for must not pass unseen
+        finally:
+            self.close()
 
     def __repr__(self) -> str:
         return f"Device({self.spec!r}, {self.name!r})"

@@ -211,3 +211,19 @@ def test_a_kernel_that_needs_what_is_not_modelled_ends_its_device_by_name() -> N
         device.empty(4)
     with Device.open("emu:h100") as again:
         assert again.asarray(np.arange(4)).numpy().tolist() == [0, 1, 2, 3]
+
+
+def test_a_fault_that_nobody_waited_for_shows_at_the_end_of_the_block() -> None:
+    text = 'extern "C" __global__ void stray(int *p) { p[1000000] = 1; }'
+    outside = pytest.raises(KernelFaultError, match=r"outside every allocation(.|\n)*stray")
+    with outside, Device.open("emu:h100") as device:
+        device.compile(_source(text)).kernel().launch(1, 32, [device.empty(4, np.int32)])
+    assert device.calls.closed
+
+
+def test_an_error_of_the_block_itself_comes_first() -> None:
+    text = 'extern "C" __global__ void stray(int *p) { p[1000000] = 1; }'
+    with pytest.raises(ZeroDivisionError), Device.open("emu:h100") as device:
+        device.compile(_source(text)).kernel().launch(1, 32, [device.empty(4, np.int32)])
+        raise ZeroDivisionError
+    assert device.calls.closed
