@@ -16,11 +16,13 @@ min-time, max-time, precision, confidence, timer, warmup, warmup-iterations, cal
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 import pytest
 
@@ -116,10 +118,9 @@ def jobs(config: pytest.Config, specs: Sequence[str]) -> int:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(f"needs a positive whole number (got {text})")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on is needed (got {text!r})")
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,16 @@ def device_specs(config: pytest.Config) -> list[str]:
     """The requested device strings in order, without repeats; ["auto"] when nothing was asked for."""
     given = config.getoption("device") or [os.environ.get("SMFREE_DEVICE") or "auto"]
     return unique(part for text in given for part in text.split(","))
+
+
+def impossible(config: pytest.Config) -> str | None:
+    """What cannot work whatever is run, in one sentence: said before the first point, not after the last."""
+    if not device_specs(config) or not fallback_specs(config):
+        return "--device and --fallback name at least one device each (got nothing); leave them out for auto"
+    path = config.getoption("benchmark_json", None)
+    if path is not None and not Path(path).parent.is_dir():
+        return f"--benchmark-json: there is no folder {Path(path).parent}; make it first"
+    return None
 
 
 def fallback_specs(config: pytest.Config) -> list[str]:

@@ -98,6 +98,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "points(function): parametrize by the points that function(axes, spec) yields for each device; they "
         "have an id",
     )
+    problem = options.impossible(config)
+    if problem is not None:
+        raise pytest.UsageError(problem)
     config.stash[SESSION] = Session(config)
     session_of(config).saving.take_compare_option()
 

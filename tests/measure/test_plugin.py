@@ -74,6 +74,24 @@ def test_calibration_options_are_refused(run_bench: Run, option: str) -> None:
     result.stderr.fnmatch_lines([f"ERROR: {option.split('=')[0]} does not apply to device benchmarks: *"])
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--device=", "*name at least one device each*"),
+        ("--fallback=,", "*name at least one device each*"),
+        ("--benchmark-json=no/such/folder/x.json", "*there is no folder no/such/folder; make it first*"),
+        ("--rounds=0", "*a whole number from 1 on is needed (got '0')*"),
+        ("--rounds=many", "*a whole number from 1 on is needed (got 'many')*"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_before_the_first_point(
+    run_bench: Run, option: str, message: str
+) -> None:
+    result = run_bench(option)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([message])
+
+
 def test_calibration_options_stay_free_for_other_benchmarks(run_bench: Run) -> None:
     plain = "def bench_plain(benchmark):\n    benchmark(lambda: None)\n"
     run_bench("--benchmark-max-time=0.01", source=plain).assert_outcomes(passed=1)
