@@ -421,7 +421,11 @@ class MBarriers(BarrierTable):
 
     def park(self, key: np.ndarray) -> None:
         """After a test that answered false, these lanes sleep until the current phase completes."""
-        np.add.at(self._rows[:, PARKED], as_addresses(key), 1)
+        key = as_addresses(key)
+        if (key == key[0]).all():
+            self._rows[int(key[0]), PARKED] += len(key)
+        else:
+            np.add.at(self._rows[:, PARKED], key, 1)
 
     def unpark(self, key: np.ndarray) -> None:
         """These lanes test again now (woken or timed out). Pairs with :meth:`park`.
@@ -429,7 +433,14 @@ class MBarriers(BarrierTable):
         A phase that completes while a parked waiter of the phase before has not tested again is an error: the
         waiter would miss it (parity aliasing).
         """
-        _, _, keys, lanes = self._segment_bytes(as_addresses(key), 1)
+        key = as_addresses(key)
+        if (key == key[0]).all():
+            row = self._rows[int(key[0])]
+            awake = min(int(row[OVERDUE]), len(key))
+            row[OVERDUE] -= awake
+            row[PARKED] -= len(key) - awake
+            return
+        _, _, keys, lanes = self._segment_bytes(key, 1)
         overdue = self._rows[keys, OVERDUE]
         woken = np.minimum(overdue, lanes)
         self._rows[keys, OVERDUE] = overdue - woken

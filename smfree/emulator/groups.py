@@ -82,11 +82,24 @@ class CopyGroups:
             mask[batch.issuer[which]] = True
         return mask[lanes]
 
-    def ready_time(self, lanes: np.ndarray, upto: np.ndarray, *, read: bool = False) -> np.ndarray:
-        """float64[n]: latest ``complete_at`` (``read_at``) of such copies; -inf where there is none."""
-        found = self.covered(lanes, upto, read=read)
+    def ready_time(
+        self,
+        lanes: np.ndarray,
+        upto: np.ndarray,
+        *,
+        read: bool = False,
+        found: list[tuple[PendingCopies, np.ndarray]] | None = None,
+    ) -> np.ndarray:
+        """float64[n]: latest ``complete_at`` (``read_at``) of such copies; -inf where there is none.
+
+        ``found``: what :meth:`covered` answers, where it was asked already.
+        """
+        found = self.covered(lanes, upto, read=read) if found is None else found
         if not found:
             return np.full(len(lanes), -np.inf)
+        if len(lanes) == 1:
+            latest_of_all = [(b.read_at if read else b.complete_at)[which].max() for b, which in found]
+            return np.array([max(latest_of_all)])
         latest = np.full(len(self._open), -np.inf)
         for batch, which in found:
             times = batch.read_at if read else batch.complete_at

@@ -206,10 +206,12 @@ class CopyUnit:
         launch, lanes = self.launch, g.lanes
         groups = self.bulk_groups if bulk else self.cp_groups
         upto = groups.upto_all(lanes.ids) if number is None else groups.upto(lanes.ids, number)
+        found = groups.covered(lanes.ids, upto, read=read)
         if launch.clock is not None:
-            ready = np.maximum.reduceat(groups.ready_time(lanes.ids, upto, read=read), lanes.warp_starts)
+            times = groups.ready_time(lanes.ids, upto, read=read, found=found)
+            ready = np.maximum.reduceat(times, lanes.warp_starts)
             launch.time[lanes.warp_slice] = np.maximum(launch.settle(g), ready)
-        for batch, which in groups.covered(lanes.ids, upto):
+        for batch, which in found:
             if read:
                 batch.read_sources(which)
             else:

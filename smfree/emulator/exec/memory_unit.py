@@ -182,6 +182,13 @@ class MemoryUnit:
 
     def range_hits(self, addr: Any, nbytes: Any, *, write: bool) -> Any:
         """The same for contiguous ranges, one per bulk copy: bytes of each that L2 holds."""
+        if len(addr) == 1:
+            start = int(addr[0]) - self.global_memory.base
+            total = int(nbytes[0])
+            lines = np.arange(start // LINE_BYTES, (start + max(total, 1) - 1) // LINE_BYTES + 1)
+            hit = min(int(np.count_nonzero(self.device.l2.touch(lines, write))) * LINE_BYTES, total)
+            self.count_l2(total, hit, write=write)
+            return np.array([hit])
         first = (addr - self.global_memory.base) // LINE_BYTES
         last = (addr - self.global_memory.base + np.maximum(nbytes, 1) - 1) // LINE_BYTES
         counts = last - first + 1

@@ -201,6 +201,8 @@ class Timed(Schedule):
         )
 
     def switch(self, launch: Launch, g: Group) -> bool:
+        if not launch.runnable and launch.copy.next_time() == np.inf:
+            return False
         mine = float(launch.time[g.lanes.warp_slice].min())
         if launch.copy.next_time() <= mine:
             return True
