@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,15 +86,14 @@ def disassembly(cubin: bytes, arch: str) -> str:
 def _disassemble(cubin: bytes, arch: str) -> str:
     tools = find_disassemblers()
     failures = []
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
+    with _file(cubin) as (path, descriptors):
         for tool in tools:
+            command = [str(tool), "-c", path]
             try:
                 done = subprocess.run(
-                    [str(tool), "-c", file.name], capture_output=True, text=True, timeout=60
+                    command, capture_output=True, text=True, timeout=60, pass_fds=descriptors
                 )
-            except OSError as error:
+            except (OSError, subprocess.TimeoutExpired) as error:
                 failures.append(f"{tool}: {error}")
                 continue
             if done.returncode == 0:
@@ -101,6 +103,25 @@ def _disassemble(cubin: bytes, arch: str) -> str:
     raise ToolMissingError(
         f"SASS of {arch} needs an nvdisasm that reads it; install nvidia-cuda-nvdisasm{tried}"
     )
+
+
+@contextlib.contextmanager
+def _file(data: bytes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A path that a child process reads ``data`` from, and the descriptors it needs.
+
+    In memory where the system can, so that a process killed meanwhile leaves nothing behind.
+    """
+    if not hasattr(os, "memfd_create"):
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(data)
+            file.flush()
+            yield file.name, ()
+        return
+    descriptor = os.memfd_create("cubin")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        yield f"/proc/self/fd/{descriptor}", (descriptor,)
 
 
 def disassemble(cubin: bytes, arch: str) -> dict[str, SassFunction]:

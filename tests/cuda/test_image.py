@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from smfree.cuda import ToolMissingError, compile_cuda
@@ -116,3 +118,17 @@ def test_second_disassembly_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch
     first = image.sass()
     monkeypatch.setattr("smfree.cuda.sass.find_disassemblers", list)
     assert image.sass() == first
+
+
+def test_disassembling_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing to clean up: a process killed while the tool runs cannot leave its cubin in /tmp."""
+    tool = tmp_path / "slow"
+    tool.write_text(f"#!/bin/sh\ncat $2 > {tmp_path}/seen; ls {tmp_path}/tmp > {tmp_path}/listed; exit 1\n")
+    tool.chmod(0o755)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr("smfree.cuda.sass.find_disassemblers", lambda: [tool])
+    with pytest.raises(ToolMissingError):
+        disassembly(b"some bytes of a cubin", "sm_90a")
+    assert (tmp_path / "seen").read_bytes() == b"some bytes of a cubin"
+    assert (tmp_path / "listed").read_text() == ""
