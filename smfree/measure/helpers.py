@@ -47,6 +47,7 @@ class Helpers:
             self._claims = mmap.mmap(-1, total)  # shared; 0 = free, 1 = the session's, 2 = a helper's
             self._lock = multiprocessing.get_context("fork").Lock()
             self._folder = Path(tempfile.mkdtemp(prefix="smfree-"))
+            self._session = os.getpid()
 
     def start(self, run: Callable[[int], Any]) -> None:
         """Fork the helpers. ``run(number)`` gives a picklable result, None when it has none."""
@@ -65,6 +66,9 @@ class Helpers:
             for standard in (0, 1, 2):
                 os.dup2(nowhere, standard)
             for number in reversed(range(self._total)):
+                if os.getppid() != self._session:  # it was killed: nobody waits for results
+                    shutil.rmtree(self._folder, ignore_errors=True)
+                    break
                 if self._claim(number, 2):
                     self._put(number, run(number))
         finally:

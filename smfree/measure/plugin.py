@@ -147,11 +147,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     measured = [item for item in items if _measures(item)]
     if not measured:
         return
+    if not hasattr(config, "_benchmarksession"):
+        raise pytest.UsageError("benchmarks on a device need pytest-benchmark; leave -p no:benchmark out")
     refused = ours.given.refused()
     if refused:
         raise pytest.UsageError("; ".join(refused))
     if not ours.given.wants_table():
-        config._benchmarksession.quiet = True  # type: ignore[attr-defined]
+        config._benchmarksession.quiet = True
     count = options.jobs(config, ours.pool.specs)
     if count > 1 and len(measured) > 1:
         config.pluginmanager.register(SharingHooks(measured, ours.log, count), "smfree-sharing")

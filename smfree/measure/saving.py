@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ class Saving:
         if not hasattr(session.storage, "default_machine_id") or not hasattr(session.storage, "get"):
             session.handle_loading()  # not a file storage: nothing is filed in folders
             return
+        self._refuse_unwritable(session)
         self._storage = session.storage = SplitStorage(session.storage)
         if not self._compare:
             return
@@ -55,6 +57,17 @@ class Saving:
             session.compared_mapping = mapping
         else:
             session.handle_loading()  # points of no device, or nothing to compare with
+
+    def _refuse_unwritable(self, session: Any) -> None:
+        """A run that is to be saved must not find out at its end that it cannot be."""
+        option = self._config.option
+        if (option.benchmark_save or option.benchmark_autosave) and not os.access(
+            session.storage.path, os.W_OK
+        ):
+            raise pytest.UsageError(
+                f"runs cannot be saved in {session.storage.path}; name a writable folder with "
+                "--benchmark-storage"
+            )
 
     def _histories(
         self, session: Any, devices: Sequence[tuple[str, DeviceIdentity]]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +74,32 @@ def test_closing_ends_a_busy_helper_and_removes_its_files() -> None:
     assert not folder.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+def test_helpers_of_a_killed_session_end_and_remove_its_files() -> None:
+    """The session is a process of its own here, killed at once; its helper sees it before the next job."""
+    receive, send = os.pipe()
+    session = os.fork()
+    if session == 0:
+        helpers = Helpers(1000, 1)
+        helpers.start(lambda number: time.sleep(0.01))
+        os.write(send, f"{helpers._children[0]} {helpers._folder}".encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(session, 0)
+    child, folder = os.read(receive, 4096).decode().split()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and (_runs(int(child)) or Path(folder).exists()):
+        time.sleep(0.01)
+    assert not _runs(int(child))
+    assert not Path(folder).exists()
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process is there and no zombie (it belongs to whoever adopted it)."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
 
 
 def test_two_processes_report_what_one_reports(run_bench: Run, pytester: pytest.Pytester) -> None:

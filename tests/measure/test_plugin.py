@@ -92,6 +92,22 @@ def test_options_that_cannot_work_are_refused_before_the_first_point(
     result.stderr.fnmatch_lines([message])
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_point(
+    run_bench: Run, pytester: pytest.Pytester
+) -> None:
+    (pytester.path / "file").touch()
+    result = run_bench("--benchmark-autosave", "--benchmark-storage=file/below")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*runs cannot be saved in */file/below; name a writable folder*"])
+
+
+def test_device_benchmarks_without_pytest_benchmark_end_in_one_sentence(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_point(measure):\n    pass\n")
+    result = pytester.runpytest_inprocess("-p", "no:benchmark", "-p", "smfree.measure.plugin")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*need pytest-benchmark; leave -p no:benchmark out*"])
+
+
 def test_calibration_options_stay_free_for_other_benchmarks(run_bench: Run) -> None:
     plain = "def bench_plain(benchmark):\n    benchmark(lambda: None)\n"
     run_bench("--benchmark-max-time=0.01", source=plain).assert_outcomes(passed=1)
