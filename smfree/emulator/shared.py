@@ -344,3 +344,13 @@ class SharedMemory(ByteSpace):
             self.data[(addr[:, None] + np.arange(size))[~seen]] = POISON
         else:
             words.view(np.uint8).reshape(len(addr), size)[~seen] = POISON
+
+
+class LocalMemory(SharedMemory):
+    """Local memory: the same checks with a slot per thread."""
+
+    name = "local memory"
+
+    def place(self, addr: int) -> str:
+        """'local+0x40 of the thread'; the report says which."""
+        return f"local+0x{addr % self.pitch:x} of the thread"

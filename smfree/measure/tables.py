@@ -251,7 +251,9 @@ def _number(value: Any, form: str) -> str:
 def closing(log: RunLog) -> str:
     """Points, skips with their reasons, seconds by kind, files."""
     lines = list(log.devices.values())
-    lines.append(f"{len(log.records)} points, every one verified bitwise before it was timed")
+    loads = sum(record.key.get("leg") == "load" for record in log.records)
+    how = f"bitwise, {loads} load legs by the tile that their chain ends at" if loads else "bitwise"
+    lines.append(f"{len(log.records)} points, every one verified before it was timed: {how}")
     modelled = sum(record.modelled for record in log.records)
     if modelled:
         lines.append(

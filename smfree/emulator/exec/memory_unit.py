@@ -265,7 +265,7 @@ class MemoryUnit:
         if self.local is None:
             size = -(-self.launch.kernel.local_bytes // 1024) * 1024
             lanes = self.launch.geometry.slots * self.launch.geometry.threads
-            self.local = SharedMemory(lanes, size, self.launch.kernel.local_bytes, report=self.launch.report)
+            self.local = LocalMemory(lanes, size, self.launch.kernel.local_bytes, report=self.launch.report)
         return self.local
 
     def _flat_local(self, g: Group, addr: Any, nbytes: int) -> Any:
