@@ -26,11 +26,13 @@ def bench(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_quick_axes_cover_every_engine_size_and_memory() -> None:
-    points = list(latency_points(Axes.QUICK))
-    assert {(p.engine, p.tile_bytes, p.memory) for p in points} == {
-        (engine, tile, memory) for engine in ENGINES for tile in TILE_BYTES for memory in Memory
-    }
+def test_quick_axes_cover_every_engine_and_size_in_both_regimes() -> None:
+    every = {(engine, tile) for engine in ENGINES for tile in TILE_BYTES}
+    assert {(p.engine, p.tile_bytes) for p in latency_points(Axes.QUICK)} == every
+    best = {(p.engine, p.tile_bytes) for p in throughput_points(Axes.QUICK) if p.bytes_in_flight is None}
+    assert best >= every
+    full = {(p.engine, p.tile_bytes, p.memory) for p in latency_points(Axes.FULL)}
+    assert full == {(engine, tile, memory) for engine, tile in every for memory in Memory}
     assert TILE_BYTES[0] == 128
     assert TILE_BYTES[-1] == 64 * 1024
 
