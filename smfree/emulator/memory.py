@@ -22,9 +22,18 @@ from smfree.emulator.bytespace import (
     or_reduce,
     raise_finding,
 )
-from smfree.emulator.shared import SharedMemory
+from smfree.emulator.shared import LocalMemory, SharedMemory
 
-__all__ = ["POISON", "Allocation", "ByteSpace", "GlobalMemory", "Report", "SharedMemory", "raise_finding"]
+__all__ = [
+    "POISON",
+    "Allocation",
+    "ByteSpace",
+    "GlobalMemory",
+    "LocalMemory",
+    "Report",
+    "SharedMemory",
+    "raise_finding",
+]
 
 _U64 = np.uint64
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from smfree.emulator.errors import MemoryFault
 from smfree.emulator.exec.schedule import SCHEDULES
-from tests.emulator.exec_kit import Machine, cuda_kernel, every_schedule, execute, kernel
+from tests.emulator.exec_kit import Machine, cuda_kernel, every_schedule, execute, kernel, report
 
 MASK = 0xFFFFFFFF
 COUNTERS = 4
@@ -511,3 +511,14 @@ def test_random_seeds_reproduce_counters_and_reports() -> None:
 @every_schedule
 def test_a_kernel_may_end_without_ret(schedule: str) -> None:
     assert execute("st.global.u32 [%rd3], %r2;", schedule=schedule).out.tolist() == list(range(32))
+
+
+@every_schedule
+def test_unwritten_local_memory_is_called_local(schedule: str) -> None:
+    k = cuda_kernel(
+        """extern "C" __global__ void k(unsigned* out, const unsigned* a, const unsigned* b, unsigned n) {
+        unsigned q[8]; q[n & 7] = n; out[threadIdx.x] = q[(n + 3) & 7]; }"""
+    )
+    with report("local+0x", "of the thread", "ld.local", rule="memory.uninitialized", kind=MemoryFault):
+        m = Machine(schedule)
+        m.launch(k, struct.pack("<QQQI", m.empty(128), 0, 0, 1))

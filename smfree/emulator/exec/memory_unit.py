@@ -11,7 +11,7 @@ import numpy as np
 from smfree.emulator.coalescing import sectors_per_warp, wavefronts_per_warp
 from smfree.emulator.errors import MemoryFault, Unsupported
 from smfree.emulator.exec.lanes import Group, LaneSet
-from smfree.emulator.memory import SharedMemory
+from smfree.emulator.memory import LocalMemory, SharedMemory
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch
