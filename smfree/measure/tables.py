@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -193,12 +194,19 @@ def _in_flight(record: Record) -> str:
 
 
 def cost_table(head: str, records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Why: instructions, registers and occupancy per engine and configuration of the throughput points."""
+    """Why: instructions, registers and occupancy per engine, bytes in flight and unroll depth.
+
+    Each at the tile nearest to 4 KiB, so that as many rows as can be compare the same tile.
+    """
+    copies = [record for record in records if record.question is Question.THROUGHPUT]
     seen: dict[tuple[Any, ...], Record] = {}
-    for record in records:
-        if record.question is Question.THROUGHPUT:
-            amount = record.key.get("bytes_in_flight")
-            seen.setdefault((record.key["engine"], amount, record.config.get("unroll")), record)
+    for record in sorted(copies, key=_from_common_tile):
+        key = (record.key["engine"], record.key.get("bytes_in_flight"), record.config.get("unroll"))
+        seen.setdefault(key, record)
+    order = {
+        key: number for number, key in enumerate(dict.fromkeys(r.key.get("bytes_in_flight") for r in copies))
+    }
+    seen = dict(sorted(seen.items(), key=lambda item: (order[item[0][1]], item[1].key["tile_bytes"])))
     if not seen:
         return []
     rows = []
@@ -239,6 +247,11 @@ def cost_table(head: str, records: Sequence[Record]) -> list[tuple[str, str]]:
     for engine, path in {r.key["engine"]: r.config.get("path") for r in seen.values()}.items():
         text += f"\n{engine}: {path}" if path else ""
     return [(f"What each engine costs the SM: {head}", text)]
+
+
+def _from_common_tile(record: Record) -> float:
+    """How far the record's tile is from 4 KiB, in doublings."""
+    return abs(math.log2(record.key["tile_bytes"] / 4096))
 
 
 def _number(value: Any, form: str) -> str:
