@@ -97,6 +97,9 @@ class ChainConfig:
     def __post_init__(self) -> None:
         check_tile(self.tile_bytes)
         check_threads(self.threads)
+        known = [leg.value for leg in Leg]
+        require(self.leg in known, f"leg must be one of {', '.join(known)}", self.leg, "use Leg.COPY")
+        object.__setattr__(self, "leg", Leg(self.leg))
         if self.unroll == 0:
             object.__setattr__(self, "unroll", _unroll_for(self.tile_bytes, self.threads))
         require(1 <= self.unroll <= 8, "unroll must be 1 to 8", self.unroll, "use 0 to have it chosen")

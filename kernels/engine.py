@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kernels.chain import ChainConfig, Leg
-from kernels.common import ConfigError, LaunchInfo, OperandError, check_threads, check_whole, tma_unavailable
+from kernels.common import (
+    ConfigError,
+    LaunchInfo,
+    OperandError,
+    check_threads,
+    check_whole,
+    require,
+    tma_unavailable,
+)
 from kernels.lsu import chain as lsu_chain
 from kernels.lsu import chain_async as lsu_chain_async
 from kernels.lsu import copy as lsu_copy
@@ -85,6 +93,12 @@ class Engine:
         """
         if bytes_in_flight_per_sm is not None:
             check_whole("bytes_in_flight_per_sm", bytes_in_flight_per_sm)
+            require(
+                bytes_in_flight_per_sm > 0,
+                "bytes_in_flight_per_sm must be positive",
+                bytes_in_flight_per_sm,
+                "leave it out for the engine at its best",
+            )
         if threads is not None:
             check_threads(threads)
         return self.module().throughput_config(

@@ -59,8 +59,8 @@ class TritonCopyConfig:
     def __post_init__(self) -> None:
         check_tile(self.tile_bytes)
         check_threads(self.threads)
-        for name, value in (("tile_bytes", self.tile_bytes), ("threads", self.threads)):
-            require(value & (value - 1) == 0, f"{name} must be a power of two for Triton", value, "round it")
+        _check_power("tile_bytes", self.tile_bytes)
+        _check_power("threads", self.threads)
         words = self.tile_bytes // (self.threads * WORD_BYTES)
         require(
             words <= MAX_WORDS_PER_THREAD,
@@ -119,6 +119,8 @@ def throughput_config(
 
     Triton decides the shared memory, so the CTAs per SM are held by the grid alone. Raises ConfigError.
     """
+    check_tile(tile_bytes)
+    _check_power("tile_bytes", tile_bytes)
     used = threads or min(256, max(32, tile_bytes // 64))
     config = TritonCopyConfig(tile_bytes, used)
     fit = most_ctas(capabilities, used, 0, registers=32 + tile_bytes // (used * WORD_BYTES))
@@ -158,3 +160,7 @@ def copy(
 def words_view(array: DeviceArray) -> DeviceArray:
     """The array's whole 4-byte words as int32."""
     return array.bytes_view(0, array.nbytes // WORD_BYTES * WORD_BYTES).view(np.int32)
+
+
+def _check_power(name: str, value: int) -> None:
+    require(value & (value - 1) == 0, f"{name} must be a power of two for Triton", value, "round it")

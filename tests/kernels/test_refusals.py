@@ -208,11 +208,12 @@ def test_engines_say_which_legs_and_names_they_know() -> None:
 
 
 @pytest.mark.parametrize("value", [1024.0, "1024", None, True])
-@pytest.mark.parametrize("field", ["tile_bytes", "threads", "ctas_per_sm", "num_stages"])
-@pytest.mark.parametrize("name", list(ALL_CONFIGS))
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [(name, field) for name in ALL_CONFIGS for field in ("tile_bytes", "threads", "ctas_per_sm")]
+    + [(name, "num_stages") for name in STAGED],
+)
 def test_a_count_that_is_no_whole_number_is_refused(name: str, field: str, value: object) -> None:
-    if field == "num_stages" and name not in STAGED:
-        return
     with pytest.raises(ConfigError, match=rf"{field} must be a whole number \(got {value!r}\)"):
         ALL_CONFIGS[name](**{field: value})
 
@@ -222,9 +223,9 @@ def test_numpy_integers_are_whole_numbers(name: str, device: Device) -> None:
     config = ALL_CONFIGS[name](tile_bytes=np.int64(1024), threads=np.int32(32))
     src = device.asarray(np.arange(3000, dtype=np.uint8))
     dst = device.empty(3000)
-    if engine(name).unavailable(device.capabilities) is None:
-        engine(name).copy(dst, src, config=config)
-        assert np.array_equal(dst.numpy(), src.numpy())
+    _needs(name, device)
+    engine(name).copy(dst, src, config=config)
+    assert np.array_equal(dst.numpy(), src.numpy())
 
 
 @pytest.mark.parametrize("wrong", [np.zeros(4096, np.uint8), None, 5])
@@ -250,8 +251,7 @@ def test_the_configuration_of_another_engine_is_refused(name: str, device: Devic
 
 @pytest.mark.parametrize("name", ["lsu", "cp.async", "tma.bulk", "tma.tensor"])
 def test_a_chain_over_no_device_array_is_refused(name: str, device: Device) -> None:
-    if engine(name).unavailable(device.capabilities) is not None:
-        return
+    _needs(name, device)
     config = engine(name).latency_config(device.capabilities, 1024, 32)
     result = device.empty(3, np.uint64)
     with pytest.raises(OperandError, match=r"pool must be a DeviceArray \(got NoneType\)"):
@@ -264,3 +264,32 @@ def test_a_chain_over_no_device_array_is_refused(name: str, device: Device) -> N
             config=config,
             num_steps=1.5,  # type: ignore[arg-type]
         )
+
+
+@pytest.mark.parametrize("wanted", [0, -4096])
+@pytest.mark.parametrize("name", list(ALL_CONFIGS))
+def test_bytes_in_flight_are_positive(name: str, wanted: int, device: Device) -> None:
+    with pytest.raises(ConfigError, match=rf"bytes_in_flight_per_sm must be positive \(got {wanted}\)"):
+        engine(name).throughput_config(device.capabilities, 4096, bytes_in_flight_per_sm=wanted)
+
+
+@pytest.mark.parametrize("name", ["lsu", "cp.async", "tma.bulk", "tma.tensor"])
+def test_a_leg_may_be_named_by_its_string(name: str, device: Device) -> None:
+    """And is the enum afterwards, whose name the kernel is compiled with."""
+    _needs(name, device)
+    chains = ENGINES[name].chains
+    config = chains.latency_config(device.capabilities, 1024, 32, "copy")
+    assert config.leg is Leg.COPY and dict(config.source.defines)["LEG"] == "COPY"
+    with pytest.raises(ConfigError, match=r"leg must be one of load, store, copy \(got walk\)"):
+        chains.latency_config(device.capabilities, 1024, 32, "walk")
+
+
+def test_the_pointer_twin_names_the_tile_that_is_no_power_of_two(device: Device) -> None:
+    with pytest.raises(ConfigError, match=r"tile_bytes must be a power of two for Triton \(got 3072\)"):
+        engine("triton.pointer").throughput_config(device.capabilities, 3072)
+
+
+def _needs(name: str, device: Device) -> None:
+    reason = engine(name).unavailable(device.capabilities)
+    if reason is not None:
+        pytest.skip(reason)
