@@ -63,8 +63,8 @@ def test_the_excerpt_is_what_the_benchmark_prints() -> None:
         check=True,
     )
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    (shown,), (printed,) = (
-        [line.split()[2:] for line in text.splitlines() if line.startswith(" 128 B ")]
+    shown, printed = (
+        next(line.split()[2:] for line in text.splitlines() if line.startswith(" 128 B "))
         for text in (page, done.stdout)
     )
     assert len(printed) == 4

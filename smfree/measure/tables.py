@@ -203,10 +203,8 @@ def cost_table(head: str, records: Sequence[Record]) -> list[tuple[str, str]]:
     for record in sorted(copies, key=_from_common_tile):
         key = (record.key["engine"], record.key.get("bytes_in_flight"), record.config.get("unroll"))
         seen.setdefault(key, record)
-    order = {
-        key: number for number, key in enumerate(dict.fromkeys(r.key.get("bytes_in_flight") for r in copies))
-    }
-    seen = dict(sorted(seen.items(), key=lambda item: (order[item[0][1]], item[1].key["tile_bytes"])))
+    regimes = list(dict.fromkeys(record.key.get("bytes_in_flight") for record in copies))
+    seen = dict(sorted(seen.items(), key=lambda item: (regimes.index(item[0][1]), item[1].key["tile_bytes"])))
     if not seen:
         return []
     rows = []
