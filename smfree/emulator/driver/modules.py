@@ -12,7 +12,7 @@ from cuda.bindings import driver as cuda
 
 from smfree.emulator.driver.base import DriverBase, entry
 from smfree.emulator.driver.errors import CUresult, Refusal, invalid, unsupported
-from smfree.emulator.errors import PtxError
+from smfree.emulator.errors import PtxError, Unsupported
 from smfree.emulator.node import DeviceState
 from smfree.emulator.ptx.ast import GlobalVar, Kernel, Module
 from smfree.emulator.ptx.check import load
@@ -276,11 +276,14 @@ class ModuleCalls(DriverBase):
 
 
 def parse_image(text: str) -> Module:
-    """The tree of a PTX text; CUDA_ERROR_INVALID_PTX with the line otherwise."""
+    """The tree of a PTX text; CUDA_ERROR_INVALID_PTX with the line otherwise, NOT_SUPPORTED for what is not
+    modelled."""
     try:
         return _parse(text)
     except PtxError as error:
         raise Refusal(CUresult.CUDA_ERROR_INVALID_PTX, str(error)) from None
+    except Unsupported as error:
+        raise unsupported(str(error)) from None
 
 
 def text_of(image: Any) -> str:
