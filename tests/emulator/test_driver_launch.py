@@ -53,7 +53,8 @@ def test_broken_ptx_is_refused_with_its_line() -> None:
     refused(driver, driver.cuModuleLoadData(text), "INVALID_PTX", "PTX line 8", "frobnicate")
 
 
-def test_a_module_with_a_texture_is_refused_by_name(driver: Driver) -> None:
+def test_a_module_with_a_texture_is_refused_by_name() -> None:
+    driver = open_driver()
     text = b".version 8.0\n.target sm_90\n.address_size 64\n.global .texref t;\n"
     refused(driver, driver.cuModuleLoadData(text), "NOT_SUPPORTED", "PTX line 4", ".texref")
 
