@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "old", type=Path, help="baseline: a JSON of --benchmark-json or --benchmark-autosave"
     )
     compare.add_argument("new", type=Path, help="the run to judge")
-    compare.add_argument("--limit", type=float, default=5.0, metavar="PERCENT", help="default: %(default)s")
+    compare.add_argument("--limit", type=_number, default=5.0, metavar="PERCENT", help="default: %(default)s")
     compare.add_argument(
         "--floor-ns",
-        type=float,
+        type=_number,
         default=20.0,
         metavar="NS",
         help="differences below this are SAME whatever their share; default: %(default)s",
@@ -47,10 +48,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _number(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:  # NaN fails, too
+        raise argparse.ArgumentTypeError(f"a number from 0 on is needed (got {text})")
+    return value
+
+
 def compare_files(old: Path, new: Path, limits: Limits, *, everything: bool = False) -> int:
     """Print the comparison of two files; 1 when a point is slower."""
     result = compare_runs(load_run(old), load_run(new), limits)
     print(comparison_text(result, everything=everything))
+    if not result.points:  # a gate must not be green because it looked at nothing
+        raise ValueError(f"{old} and {new} have no point in common; compare runs of one device")
     return 1 if result.count(Verdict.SLOWER) else 0
 
 

@@ -68,7 +68,7 @@ def compare_samples(
     """Compare two series of samples (seconds). ``exact``: the times are deterministic (modelled), one
     sample is enough."""
     old_s, new_s = median(old), median(new)
-    ratio = new_s / old_s if old_s else 1.0
+    ratio = new_s / old_s if old_s else np.inf if new_s else 1.0
     rng = np.random.default_rng(seed)
     if exact or (len(old) == 1 and len(new) == 1):
         ratios, gaps = Interval(ratio, ratio), Interval(new_s - old_s, new_s - old_s)

@@ -48,6 +48,27 @@ def test_modelled_against_measured_is_refused(tmp_path: Path, capsys: pytest.Cap
     assert "modelled and measured times are never compared" in capsys.readouterr().err
 
 
+def test_runs_without_a_common_point_are_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = write(tmp_path / "old.json", 1e-6), tmp_path / "new.json"
+    new.write_text(json.dumps(run(entry("bench[emu:h100-other]", EMULATED, 1e-6))))
+    assert main(["compare", old, str(new)]) == 2
+    assert "have no point in common" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit", ["nan", "-1", "inf", "x"])
+def test_a_limit_that_would_pass_everything_is_refused(tmp_path: Path, limit: str) -> None:
+    old, new = write(tmp_path / "old.json", 1e-6), write(tmp_path / "new.json", 2e-6)
+    with pytest.raises(SystemExit):
+        main(["compare", old, new, "--limit", limit])
+
+
+def test_a_baseline_of_zero_seconds_hides_nothing(tmp_path: Path) -> None:
+    old, new = write(tmp_path / "old.json", 0.0), write(tmp_path / "new.json", 1e-6)
+    assert main(["compare", old, new]) == 1
+
+
 def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(tmp_path / "no.json"), str(tmp_path / "no.json")]) == 2
     assert "no.json is not a saved benchmark run" in capsys.readouterr().err
