@@ -254,62 +254,49 @@ class Launch:
             )
         return error.locate(place(self, g, instr, error.index))
 
-    def _act(self, g: Group, step: Step) -> Group | None:
-        """A visible instruction, for the lanes its guard lets through."""
-        assert step.action is not None
-        count = self._visits[g.pc]
+    @staticmethod
+    def _passing(g: Group, step: Step) -> Any:
+        """Which lanes the guard lets through: True, False, or a mask when it is mixed."""
         if step.guard is None:
-            count[1] += g.lanes.n
-            if not step.action(g):
-                return None
-            g.pc += step.length
+            return True
+        guard = g.regs[step.guard]
+        if type(guard) is not np.ndarray:
+            return bool(guard) is not step.negated
+        hits = int(np.count_nonzero(guard))
+        if hits in (0, g.lanes.n):
+            return (hits > 0) is not step.negated
+        return ~guard if step.negated else guard
+
+    def _act(self, g: Group, step: Step) -> Group | None:
+        """A visible instruction, for the lanes its guard lets through; the others wait behind it."""
+        assert step.action is not None
+        pc = g.pc
+        passing = self._passing(g, step)
+        if passing is False:
+            g.pc = pc + 1
             return g
-        mask = g.regs[step.guard]
-        if type(mask) is np.ndarray:
-            hits = int(np.count_nonzero(mask))
-            on = hits == g.lanes.n if not step.negated else hits == 0
-            off = hits == 0 if not step.negated else hits == g.lanes.n
-        else:
-            on = bool(mask) is not step.negated
-            off = not on
-        if off:
-            g.pc += 1
-            return g
-        if on:
-            count[1] += g.lanes.n
-            if not step.action(g):
-                return None
-            g.pc += 1
-            return g
-        yes, no = self.flow.split(g, ~mask if step.negated else mask, g.pc + 1, g.pc, g.pc + 1)
-        self.flow.enqueue(no)
-        count[1] += yes.lanes.n
-        self.current = yes
-        if not step.action(yes):
+        if passing is not True:
+            g, others = self.flow.split(g, passing, pc + 1, pc, pc + 1)
+            self.flow.enqueue(others)
+            self.current = g
+        self._visits[pc][1] += g.lanes.n
+        if not step.action(g):
             return None
-        yes.pc += 1
-        return yes
+        g.pc = pc + step.length
+        return g
 
     def _branch(self, g: Group, step: Step) -> Group | None:
         pc = g.pc
-        if step.guard is not None:
-            taken = g.regs[step.guard]
-            if type(taken) is np.ndarray:
-                hits = int(np.count_nonzero(taken))
-                if 0 < hits < g.lanes.n:
-                    yes, no = self.flow.split(
-                        g, ~taken if step.negated else taken, step.join, step.target, pc + 1
-                    )
-                    self._visits[pc][1] += yes.lanes.n
-                    self.flow.enqueue(no)
-                    self.flow.enqueue(yes)
-                    return None
-                go = (hits > 0) is not step.negated
-            else:
-                go = bool(taken) is not step.negated
-            if not go:
-                g.pc = pc + 1
-                return g
+        passing = self._passing(g, step)
+        if passing is False:
+            g.pc = pc + 1
+            return g
+        if passing is not True:
+            taken, others = self.flow.split(g, passing, step.join, step.target, pc + 1)
+            self._visits[pc][1] += taken.lanes.n
+            self.flow.enqueue(others)
+            self.flow.enqueue(taken)
+            return None
         self._visits[pc][1] += g.lanes.n
         g.pc = step.target
         if step.target <= pc and self.stalls.is_spinning(g):
