@@ -1,9 +1,8 @@
 """What is measured: every axis of every benchmark, quick and full, in one place.
 
-QUICK answers the question on an emulated GPU within a minute; FULL is every axis, for a real GPU. The
-plugin picks by
-the kind of device unless --axes says otherwise; ``pytest -k "DRAM and copy"`` filters by the words of a
-point's id.
+QUICK answers the question on an emulated GPU within a minute; FULL is every axis, for a real GPU. The plugin
+picks by the kind of device unless --axes says otherwise; ``pytest -k "DRAM and copy"`` filters by the words
+of a point's id.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """How long does one tile take, by engine and size, when nothing overlaps?
 
-One CTA walks a chain of tiles in which each address is read out of the tile before, so the time of a step
-is a latency,
-not a throughput. The kernel reads its own clock; a step is the slope between a short and a long walk over
-tiles of their own.
+One CTA walks a chain of tiles in which each address is read out of the tile before, so the time of a step is
+a latency, not a throughput. The kernel reads its own clock; a step is the slope between a short and a long
+walk over tiles of their own.
 
 Bytes     a step moves one tile: read once (load, copy), written once (store, copy)
 L2        the pool and the destination are small and were read just before

@@ -1,10 +1,8 @@
 """How far does a modelled crossover move when one parameter of the model is wrong by 20 %?
 
 A modelled time has no sample noise. So for every crossover that the points of this run showed, the two
-engines run
-again, short, on the emulated device with one clock parameter scaled, at the sizes around the crossover.
-Nothing is
-computed from a parameter: every time here is what the emulated device's clock said.
+engines run again, short, on the emulated device with one clock parameter scaled, at the sizes around the
+crossover. Nothing is computed from a parameter: every time here is what the emulated device's clock said.
 """
 
 from __future__ import annotations

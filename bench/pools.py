@@ -55,8 +55,8 @@ class ChainBuffers:
 
 def check_bitwise(found: np.ndarray, expected: np.ndarray) -> None:
     """Raise AssertionError with the first differences. The quick comparison comes first: the explaining one
-    takes
-    seconds for 256 MiB, and 300 points make that minutes."""
+    takes seconds for 256 MiB, and 300 points make that minutes.
+    """
     if not np.array_equal(found.view(np.uint32), expected.view(np.uint32)):
         np.testing.assert_array_equal(found, expected)
 

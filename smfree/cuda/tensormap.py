@@ -349,8 +349,8 @@ def _encode_into(calls: Calls, spec: TensorMapSpec, address: int, shown: dict[st
         ctypes.memmove(address, made.getPtr(), MAP_BYTES)
         return
     # The binding would encode into a CUtensorMap inside a Python object. That is aligned to 16 bytes only,
-    # and
-    # code compiled for the struct's 64 crashes on it (cuda-python issue 1692). So call the function itself.
+    # and code compiled for the struct's 64 crashes on it (cuda-python issue 1692). So call the function
+    # itself.
     pointer, *_ = calls("cuGetProcAddress", b"cuTensorMapEncodeTiled", 12000, 0)
     if not int(pointer or 0):
         raise TensorMapError("the driver has no cuTensorMapEncodeTiled, which came with CUDA 12.0; update it")

@@ -1,8 +1,8 @@
 """The `measure` fixture: verify, time on the device, record.
 
 Two ways to time, two methods. :meth:`Measure.launches` times whole launches with events behind a blocker
-(throughput).
-:meth:`Measure.chain` takes what one CTA read from its own clock over a chain of dependent tiles (latency).
+(throughput). :meth:`Measure.chain` takes what one CTA read from its own clock over a chain of dependent tiles
+(latency).
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class ChainReading:
     """One run of a chain kernel at two lengths: slope of the SM's own clock.
 
     ``cycles_per_tile`` = (long - short) / (tiles_long - tiles_short). ``cycles`` and ``nanoseconds`` are
-    those of the
-    long run, for the clock's frequency; ``tiles`` its length.
+    those of the long run, for the clock's frequency; ``tiles`` its length.
     """
 
     cycles_per_tile: float
@@ -111,8 +110,8 @@ class Measure:
         """Time ``launch(i, stream)``; ``i`` tells which of several rotated buffers to use.
 
         ``verify`` compares the outcome of launch 0 and raises when it is wrong. On a deterministic clock
-        launch 0 is
-        itself the sample; otherwise it only verifies and warms up."""
+        launch 0 is itself the sample; otherwise it only verifies and warms up.
+        """
         self.timer.explicit()
         self.instruments.prepare()
         flush = self._flush if point.cache is CacheState.FLUSHED else None

@@ -1,12 +1,9 @@
 """More processes for points on emulated devices.
 
 An emulated point is deterministic and costs only processor time, so forked helpers take points from the end
-of the list
-while the session itself takes them from the front; who claims a point first runs it. The session then
-reports all of
-them in order, as if it had run them. A helper that fails at a point hands back nothing, and the session
-runs it again.
-Never used on a real GPU, where two processes would disturb each other.
+of the list while the session itself takes them from the front; who claims a point first runs it. The session
+then reports all of them in order, as if it had run them. A helper that fails at a point hands back nothing,
+and the session runs it again. Never used on a real GPU, where two processes would disturb each other.
 """
 
 from __future__ import annotations

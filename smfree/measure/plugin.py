@@ -1,6 +1,5 @@
 """The pytest plugin. Registered by its module name both as entry point and in the root conftest, so that an
-installed
-package and a bare checkout load it once.
+installed package and a bare checkout load it once.
 
 Fixtures: ``device`` (an open smfree.cuda Device; one test per requested device) and ``measure`` (times and
 records
@@ -266,8 +265,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator[Any]:
     """An open device of the session. A test that kills an emulated one gives the next test a fresh one; a
-    real GPU
-    whose context died ends the session, because everything after it would fail for the same reason."""
+    real GPU whose context died ends the session, because everything after it would fail for the same reason.
+    """
     ours = session_of(request.config)
     spec = request.param
     opened = ours.open(spec)

@@ -1,10 +1,8 @@
 """One stream of a device as the timer sees it: marks, a blocker, a wait.
 
 The blocker is a 32-bit wait on host-mapped memory (`cuStreamWaitValue32`): the host queues a whole batch
-behind it and
-then lets it go, so that no launch gap of the host falls between two events. The wait has a host time-out,
-because
-whatever blocks the host while the stream is held would otherwise never end.
+behind it and then lets it go, so that no launch gap of the host falls between two events. The wait has a host
+time-out, because whatever blocks the host while the stream is held would otherwise never end.
 """
 
 from __future__ import annotations

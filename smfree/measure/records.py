@@ -52,9 +52,8 @@ class Traffic:
     """Bytes of one timed unit of work (one launch, or one tile of a chain).
 
     ``payload_bytes`` is the size of what arrives; ``read_bytes`` and ``written_bytes`` are what the named
-    memory has
-    to deliver and take for it. A copy of S bytes has payload S, reads S, writes S, and counts 2 S against a
-    peak.
+    memory has to deliver and take for it. A copy of S bytes has payload S, reads S, writes S, and counts 2 S
+    against a peak.
     """
 
     payload_bytes: int
@@ -89,10 +88,9 @@ class Record:
     """One finished point. Times in seconds, sizes in bytes, clocks in MHz.
 
     ``name`` is the benchmark's full name, by which runs are compared. ``key`` are the axes that name the
-    point (engine, tile_bytes, threads, leg, memory, bytes_in_flight, ...).
-    ``samples_s`` are the raw samples, one per round; ``samples_cycles`` the same in SM cycles where the
-    kernel read
-    its own clock. ``peak_gbps`` is the bandwidth of the named memory, 0 when unknown.
+    point (engine, tile_bytes, threads, leg, memory, bytes_in_flight, ...). ``samples_s`` are the raw samples,
+    one per round; ``samples_cycles`` the same in SM cycles where the kernel read its own clock. ``peak_gbps``
+    is the bandwidth of the named memory, 0 when unknown.
     """
 
     name: str

@@ -21,8 +21,7 @@ class Saving:
     """Puts a :class:`SplitStorage` into pytest-benchmark's session and loads comparisons per device.
 
     pytest-benchmark loads `--benchmark-compare` while it is configured, before any device is known; so the
-    option is
-    taken from it then and served once the devices are.
+    option is taken from it then and served once the devices are.
     """
 
     def __init__(self, config: pytest.Config) -> None:

@@ -2,8 +2,7 @@
 
 pytest-benchmark reads its timer before and after each round. This one stands still except for what
 :meth:`DeviceTimer.batch` and :meth:`DeviceTimer.add` put in, so a round is as long as the device said, and
-Python,
-verification and queueing cost nothing.
+Python, verification and queueing cost nothing.
 """
 
 from __future__ import annotations
@@ -88,11 +87,9 @@ class DeviceTimer:
     ) -> Sample:
         """Queue ``launch(i, stream)`` for i in range(launches) behind a blocker and return the time of one.
 
-        ``before_each(i, stream)`` runs outside the timed windows (cache flush); then every launch has its
-        own pair
-        of events. ``count=False`` leaves the accumulated time alone. Everything that ``launch`` needs must
-        be compiled
-        and loaded before: loading a module behind a blocker can wait for the blocked stream.
+        ``before_each(i, stream)`` runs outside the timed windows (cache flush); then every launch has its own
+        pair of events. ``count=False`` leaves the accumulated time alone. Everything that ``launch`` needs
+        must be compiled and loaded before: loading a module behind a blocker can wait for the blocked stream.
         Raises MeasureError for a bad count or when the work was not on the timer's stream.
         """
         if not 1 <= launches <= MAX_QUEUED_LAUNCHES:

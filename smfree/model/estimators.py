@@ -1,8 +1,8 @@
 """Robust estimators for small samples of times.
 
-Device times have a hard lower edge and a long upper tail (throttling, refresh, other work), so the middle
-is the
-median, the spread the median absolute deviation, and intervals come from resampling, never from a normal law.
+Device times have a hard lower edge and a long upper tail (throttling, refresh, other work), so the middle is
+the median, the spread the median absolute deviation, and intervals come from resampling, never from a normal
+law.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def slope(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> f
 class Drift:
     """How a series of samples moved from its first to its last sample.
 
-    ``relative`` is the Theil-Sen trend over the whole series as a fraction of the median (+0.15 = 15 %
-    slower at the
-    end). ``significant`` says that the trend also exceeds what a random order of the same samples would show.
+    ``relative`` is the Theil-Sen trend over the whole series as a fraction of the median (+0.15 = 15 % slower
+    at the end). ``significant`` says that the trend also exceeds what a random order of the same samples
+    would show.
     """
 
     relative: float
@@ -101,9 +101,8 @@ class Drift:
 def drift(samples: Sequence[float], *, limit: float = 0.03, count: int = 400, seed: int = 0) -> Drift:
     """Detect a trend in a series of samples taken in time order (throttling, warm-up).
 
-    A trend counts when it is larger than ``limit`` and larger than the trend in 99 % of random reorderings
-    of the same
-    samples. Fewer than eight samples never give a significant trend.
+    A trend counts when it is larger than ``limit`` and larger than the trend in 99 % of random reorderings of
+    the same samples. Fewer than eight samples never give a significant trend.
     """
     n = len(samples)
     if n < 2:

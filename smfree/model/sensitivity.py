@@ -1,10 +1,8 @@
 """How much a modelled crossover moves when one parameter of the model is wrong by 20 %.
 
-A modelled time has no sample noise; its uncertainty is that of the parameters. So the same kernels run
-again on a
-device whose parameter was scaled, at the two sizes around the crossover (and further out while the
-crossover lies
-outside), and the crossover is read from those runs.
+A modelled time has no sample noise; its uncertainty is that of the parameters. So the same kernels run again
+on a device whose parameter was scaled, at the two sizes around the crossover (and further out while the
+crossover lies outside), and the crossover is read from those runs.
 """
 
 from __future__ import annotations
@@ -48,9 +46,8 @@ def shifts(
     """Crossover of the unchanged model and its shift for each parameter, all from ``rerun``.
 
     ``found.bracket`` says where to start; the search widens by one size at a time towards the end that the
-    leader at
-    the bracket points to. Returns (crossover of the unchanged model with these runs in bytes, shifts that
-    moved it).
+    leader at the bracket points to. Returns (crossover of the unchanged model with these runs in bytes,
+    shifts that moved it).
     """
     if found.bracket is None:
         raise ValueError(

@@ -1,10 +1,8 @@
 """Where runs are filed and how they are read back.
 
-A run on several devices is one pytest session and one `--benchmark-json` file, but it is *filed* as one
-file per
-device, in ``<storage>/GENERATION-GPU[-modelled]/``. So a later run on any of these devices compares with
-that device's
-own history, and a modelled time never lies in one folder with a measured one.
+A run on several devices is one pytest session and one `--benchmark-json` file, but it is *filed* as one file
+per device, in ``<storage>/GENERATION-GPU[-modelled]/``. So a later run on any of these devices compares with
+that device's own history, and a modelled time never lies in one folder with a measured one.
 """
 
 from __future__ import annotations
@@ -24,9 +22,8 @@ _MOMENTARY = ("hz_actual", "hz_actual_friendly")
 class DeviceIdentity:
     """What makes two runs comparable. Nothing in it changes while a machine stays the same.
 
-    ``uuid`` is empty for an emulated device. ``clock_source`` is "modelled" or "measured".
-    ``model_version`` names the
-    emulator's profile and its content, empty on a real GPU.
+    ``uuid`` is empty for an emulated device. ``clock_source`` is "modelled" or "measured". ``model_version``
+    names the emulator's profile and its content, empty on a real GPU.
     """
 
     generation: str

@@ -2,8 +2,7 @@
 
 A launch numbers the threads of its resident CTAs 0..N-1: lane = slot * threads_per_cta + thread. A
 :class:`LaneSet` is an immutable, ascending set of them with everything that can be derived from it cached;
-the
-:class:`Geometry` interns them, so that a loop that splits the same way a thousand times derives it once.
+the :class:`Geometry` interns them, so that a loop that splits the same way a thousand times derives it once.
 """
 
 from __future__ import annotations

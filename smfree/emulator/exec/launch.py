@@ -1,12 +1,9 @@
 """One kernel launch: residency, the run loop, divergence, time.
 
 The loop is event-driven. Runnable groups are run one at a time, the schedule choosing which; a group that
-must
-wait is parked by what it waits for and resumed by whoever satisfies it. When nothing can run, what was held
-back
-by courtesy (joins) goes on, then pending copies complete, then sleeping waits time out; what still waits
-after
-that is a deadlock, exactly.
+must wait is parked by what it waits for and resumed by whoever satisfies it. When nothing can run, what was
+held back by courtesy (joins) goes on, then pending copies complete, then sleeping waits time out; what still
+waits after that is a deadlock, exactly.
 """
 
 from __future__ import annotations

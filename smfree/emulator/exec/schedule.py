@@ -1,8 +1,7 @@
 """Schedules: who runs next, and when asynchronous work completes.
 
-A kernel must be right under all of them. None is real hardware's; each is legal, and each shows another
-kind of
-mistake. ``timed`` alone has a clock.
+A kernel must be right under all of them. None is real hardware's; each is legal, and each shows another kind
+of mistake. ``timed`` alone has a clock.
 """
 
 from __future__ import annotations
