@@ -23,7 +23,7 @@ class CopyGroups:
     def __init__(self, lanes: int) -> None:
         self._open = np.zeros(lanes, np.int64)
         self._limit = np.full(lanes, -1, np.int64)
-        self._batches: list[PendingCopies] = []
+        self._batches: list[tuple[PendingCopies, int, int]] = []  # with their lowest and highest issuer
 
     def reset(self, lanes: np.ndarray) -> None:
         """New threads take these numbers."""
@@ -52,19 +52,22 @@ class CopyGroups:
         """Track a batch; its ``group`` array must be set."""
         if batch.group is None:
             raise ValueError("a tracked batch needs its group ids")
-        self._batches.append(batch)
+        self._batches.append((batch, int(batch.issuer.min()), int(batch.issuer.max())))
 
     def covered(
         self, lanes: np.ndarray, upto: np.ndarray, *, read: bool = False
     ) -> list[tuple[PendingCopies, np.ndarray]]:
         """Batches, and their elements with group <= upto not yet readable (``read``: sources not read)."""
-        self._batches = [b for b in self._batches if not b.published.all()]
-        if not self._batches:
+        self._batches = [item for item in self._batches if item[0].open]
+        if not self._batches or not len(lanes):
             return []
         lanes = as_addresses(lanes)
         self._limit[lanes] = upto
         found = []
-        for batch in self._batches:
+        first, last = int(lanes.min()), int(lanes.max())
+        for batch, low, high in self._batches:
+            if high < first or low > last:
+                continue
             assert batch.group is not None
             hit = (batch.group <= self._limit[batch.issuer]) & ~(batch.read if read else batch.published)
             if hit.any():

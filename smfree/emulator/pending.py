@@ -245,6 +245,7 @@ class CopyTracker:
         found = []
         for batch in self._live:
             side, left = (batch.dst, ~batch.done) if batch.kind.loads else (batch.src, ~batch.read)
+            left &= batch.nbytes > 0
             which = np.flatnonzero(left & wanted[side // self.shared.pitch])
             if len(which):
                 found.append((batch, which))

@@ -264,7 +264,8 @@ def closing(log: RunLog) -> str:
     lines = list(log.devices.values())
     loads = sum(record.key.get("leg") == "load" for record in log.records)
     how = f"bitwise, {loads} load legs by the tile that their chain ends at" if loads else "bitwise"
-    lines.append(f"{len(log.records)} points, every one verified before it was timed: {how}")
+    verified = f", every one verified before it was timed: {how}" if log.records else " were timed"
+    lines.append(f"{len(log.records)} points{verified}")
     modelled = sum(record.modelled for record in log.records)
     if modelled:
         lines.append(

@@ -11,6 +11,7 @@ import pytest
 from smfree.cuda import (
     ArrayError,
     ContextFailedError,
+    CudaSource,
     Device,
     DriverError,
     KernelFaultError,
@@ -80,6 +81,23 @@ def test_arguments_arrive_where_the_kernel_reads_them(h100: Device) -> None:
     )
     words = np.frombuffer(tensor_map.tobytes(), np.uint64)
     assert out.numpy().tolist() == [200, int(words[0]), int(words[15]), 60000, 11, 14, 9, 77]
+
+
+def test_a_structure_argument_may_be_indexed_by_the_thread(emulated: Device) -> None:
+    class Table(ctypes.Structure):
+        _fields_ = (("entry", ctypes.c_int * 100),)
+
+    text = (
+        "struct Table { int entry[100]; };\n"
+        'extern "C" __global__ void look_up(int* out, Table t) {\n'
+        "  out[threadIdx.x] = t.entry[99 - threadIdx.x];\n"
+        "}\n"
+    )
+    table = Table((ctypes.c_int * 100)(*range(500, 600)))
+    out = emulated.empty(64, np.int32)
+    kernel = emulated.compile(CudaSource("look_up.cu", text=text)).kernel("look_up")
+    kernel.launch(1, 64, [out, table])
+    assert np.array_equal(out.numpy(), np.arange(599, 535, -1))
 
 
 @pytest.mark.parametrize("n", [1000, 20_000])

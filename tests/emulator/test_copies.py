@@ -394,6 +394,11 @@ def test_a_prefetch_never_drained_meets_the_epilogue(rig: Rig) -> None:
     rig.fill(TILE, 64)
 
 
+def test_a_cta_may_exit_after_a_copy_of_no_bytes(rig: Rig) -> None:
+    rig.load(nbytes=0)
+    rig.engine.check_exit(ints(0))
+
+
 def test_a_cta_may_exit_with_cp_async_pending(rig: Rig) -> None:
     lanes = np.arange(2)
     rig.engine.cp_async(lanes, ints(TILE, TILE + PITCH), rig.src + lanes * 16, 16)

@@ -497,7 +497,7 @@ def test_d24_grid_barrier_with_more_ctas_than_fit(schedule: str) -> None:
             assert (m.get(out, 64 * grid) == grid).all()
             continue
         with report(
-            "CTAs 132-139 never started: 132 CTAs fill the device", "at most 132", "spinning on memory",
+            "CTAs 132-139 never started: 132 CTAs fill the device", "at most 132", "looping for ever",
             "case.cu:6", "barrier 0 of CTA 0: 1 of 64 threads missing (0)", kind=Deadlock,
         ):  # fmt: skip
             m.launch(k, params, grid=grid, block=64, shared_bytes=200_000)

@@ -344,7 +344,7 @@ def test_a_test_wait_loop_that_nobody_answers_is_a_deadlock(schedule: str) -> No
     @!%p3 bra POLL;
     """
     )
-    with report("spinning", "case.cu:52", kind=Deadlock):
+    with report("looping for ever", "case.cu:52", kind=Deadlock):
         go(body, schedule)
 
 

@@ -57,7 +57,10 @@ def test_a_flag_that_nobody_sets_is_a_deadlock(poll: str, schedule: str) -> None
         + "\nsetp.eq.u32 %p2, %r11, 0;\n@%p2 bra LOOP;"
     )
     with report(
-        "spinning on memory that nobody will change", "case.cu:30", "CTA 1 threads 0-31", kind=Deadlock
+        "looping for ever over what nobody else will change",
+        "case.cu:30",
+        "CTA 1 threads 0-31",
+        kind=Deadlock,
     ):
         execute(body, grid=2, a=_ZERO, schedule=schedule)
 
@@ -263,5 +266,5 @@ def test_a_random_seed_reproduces_the_text_of_a_deadlock(seed: int) -> None:
             execute(body, grid=3, block=64, a=_ZERO, schedule="random", seed=seed)
         texts.append(str(caught.value))
     assert texts[0] == texts[1]
-    assert "spinning" in texts[0]
+    assert "looping for ever" in texts[0]
     assert "waits for lanes 0-4 of warp 0" in texts[0]

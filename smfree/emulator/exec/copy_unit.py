@@ -250,7 +250,8 @@ class CopyUnit:
     def complete(self, batch: PendingCopies, which: Any) -> None:
         """Complete these elements of a batch and wake whoever waited for them."""
         self._finish(batch, which)
-        self._forget_done()
+        if batch.done.all():
+            self.pending.remove(batch)
         self.launch.sync.wake_mbarriers()
 
     def complete_due(self, limit: float) -> None:

@@ -153,26 +153,14 @@ def _load_param(
     size = width(ptx_type) // 8
 
     def act(g: Group) -> bool:
-        at = offset
-        if base is not None:
-            value = g.regs[base]
-            if type(value) is np.ndarray:
-                raise MemoryFault(
-                    "ld.param with an address that differs by lane is not modelled; copy the parameter first",
-                    rule="memory.param",
-                )
-            at += int(value)
+        start = 0 if base is None else g.regs[base]
+        varying = type(start) is np.ndarray
+        at = flat_addresses(g, base, offset) if varying else np.array([int(start) + offset], np.int64)
+        values = launch.memory.param_bytes(at, size * len(outs)).view(kind)
         for i, d in enumerate(outs):
             if d is not None:
-                raw = launch.params[at + i * size : at + (i + 1) * size]
-                if len(raw) != size:
-                    raise MemoryFault(
-                        f"ld.param reads bytes {at}..{at + size} of an argument block of "
-                        f"{len(launch.params)}",
-                        rule="memory.param",
-                    )
-                value = np.frombuffer(raw, kind)
-                g.regs[d] = (value if convert[i] is None else convert[i](value))[0]
+                column = values[:, i] if convert[i] is None else convert[i](values[:, i])
+                g.regs[d] = column if varying else column[0]
         return True
 
     return act

@@ -89,7 +89,7 @@ def deadlock(launch: Launch) -> Deadlock:
     lines += _warp_lines(launch)
     spinning = waiting_threads(launch, [(g, None) for _, g in launch.stalls.spinning])
     if spinning:
-        lines.append("spinning on memory that nobody will change: " + "; ".join(_few(spinning)))
+        lines.append("looping for ever over what nobody else will change: " + "; ".join(_few(spinning)))
     if launch.next_cta < launch.num_ctas:
         first, last = launch.next_cta, launch.num_ctas - 1
         lines.append(
