@@ -70,7 +70,7 @@ THROUGHPUT: Mapping[Axes, ThroughputAxes] = {
         best_tile_bytes=TILE_BYTES,
         twin_tile_bytes=(4 * KIB, 16 * KIB),
         threads=128,
-        copy_bytes=16 << 20,
+        copy_bytes=8 << 20,
     ),
     Axes.FULL: ThroughputAxes(
         engines=ENGINES + TRITON_ENGINES,
