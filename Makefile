@@ -22,10 +22,10 @@ $(STAMP): pyproject.toml
 	@start=$$(date +%s); \
 	test -x $(BIN)/python || { python=$$(sh scripts/find-python.sh) && "$$python" -m venv $(VENV); } && \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[cu$(CUDA),dev]' && \
-	touch $@ && echo "install: $$(( $$(date +%s) - start )) s"
+	rm -f $(VENV)/.installed-cu* && touch $@ && echo "install: $$(( $$(date +%s) - start )) s"
 
 bench: install
-	@$(BIN)/python -m pytest bench/ --fallback emu:a100,emu:h100 --benchmark-autosave $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
+	@$(BIN)/python -m pytest bench/ -r fE --fallback emu:a100,emu:h100 --benchmark-autosave $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 
 test: install
 	$(BIN)/python -m pytest tests/ -n 2 --dist worksteal -q $(ARGS)
@@ -39,4 +39,4 @@ types: install
 check: lint types test
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) .hypothesis build *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -1,8 +1,8 @@
 """What is measured: every axis of every benchmark, quick and full, in one place.
 
 QUICK answers the question on an emulated GPU within a minute; FULL is every axis, for a real GPU. The plugin
-picks by the kind of device unless --axes says otherwise; ``pytest -k "DRAM and copy"`` filters by the words
-of a point's id.
+picks by the kind of device unless --axes says otherwise; ``pytest -k "latency and -4KiB"`` filters by the
+words of a point's id.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ THROUGHPUT: Mapping[Axes, ThroughputAxes] = {
         best_tile_bytes=TILE_BYTES,
         twin_tile_bytes=(4 * KIB, 16 * KIB),
         threads=128,
-        copy_bytes=8 << 20,
+        copy_bytes=16 << 20,
     ),
     Axes.FULL: ThroughputAxes(
         engines=ENGINES + TRITON_ENGINES,

@@ -7,7 +7,7 @@ crossover. Nothing is computed from a parameter: every time here is what the emu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,6 +21,7 @@ from kernels.chain import Leg
 from kernels.engine import engine
 from smfree.cuda import Device
 from smfree.measure.answers import BASE, curves
+from smfree.measure.helpers import share
 from smfree.measure.log import RunLog
 from smfree.measure.options import Axes
 from smfree.measure.queue import DeviceQueue
@@ -28,7 +29,7 @@ from smfree.measure.records import Memory, Question
 from smfree.measure.timer import DeviceTimer
 from smfree.measure.variants import clock_parameters, varied
 from smfree.model.crossover import crossover, format_bytes
-from smfree.model.sensitivity import as_record, largest_first, shifts
+from smfree.model.sensitivity import Shift, as_record, largest_first, shifts
 
 #: Steps of the short chains. A deterministic clock needs no more than to get past the first ones.
 STEPS = (2, 8)
@@ -183,11 +184,15 @@ def bench_uncertainty(device: Device, point: Regime, run_log: RunLog) -> None:
     if len(sizes) < 2:
         return
     crossing = crossover(found[BASE], found[point.challenger])
-    if crossing.size_bytes is None:
+    if crossing.size_bytes is None or crossing.tie:  # where a lead of TIE begins is no change of leader
         return
     parameters = clock_parameters(device, (BASE, point.challenger))
+
+    def each(vary: Callable[[str], Shift | None], names: Sequence[str]) -> list[Shift | None]:
+        return share(run_log.jobs, lambda number: vary(names[number]), len(names))
+
     with run_log.seconds.spend("run"):
-        nominal, moved = shifts(crossing, parameters, sizes, Reruns(device, point).pair)
+        nominal, moved = shifts(crossing, parameters, sizes, Reruns(device, point).pair, each)
     ordered = largest_first(nominal, moved) if nominal is not None else []
     run_log.sensitivities.append(
         {

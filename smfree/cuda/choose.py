@@ -10,7 +10,14 @@ from enum import StrEnum
 from numbers import Integral
 from typing import Any
 
-from cuda.bindings import driver as real_driver
+try:
+    from cuda.bindings import driver as real_driver
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "smfree needs cuda-bindings, also without a GPU: pip install 'smfree[cu13]' (or cuda-python and "
+        "nvidia-cuda-nvrtc)",
+        name=error.name,
+    ) from None
 
 from smfree.cuda.errors import DeviceSpecError, NoDeviceError
 

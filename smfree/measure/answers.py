@@ -95,8 +95,8 @@ def answers(log: RunLog) -> str:
     text = tabulate(rows, headers=headers, disable_numparse=True, maxcolwidths=[None] * 5 + [72])
     note = (
         "Matched work: same tile, threads and bytes in flight on both sides of a row. Sizes between two "
-        "points are "
-        f"interpolated; times within {TIE:.0%} are a tie."
+        f"points are interpolated; times within {TIE:.0%} are a tie. Often quoted: where the TMA is said to "
+        "overtake thread loads; no public measurement confirms it."
     )
     return "\n".join(line for line in (text, note, shift_table(log), _lines(log)) if line)
 
@@ -104,7 +104,7 @@ def answers(log: RunLog) -> str:
 def beside_quoted(result: Crossover) -> str:
     """How a crossover stands to the range that is often quoted."""
     low, high = OFTEN_QUOTED_BYTES
-    if result.size_bytes is None:
+    if result.size_bytes is None or result.tie:
         return "not seen here"
     if result.outcome is Outcome.OVERTAKEN:
         return "the other way round"
@@ -120,6 +120,8 @@ def uncertainty(
     shifts."""
     if result.size_bytes is None:
         return ""
+    if result.tie:
+        return f"no change of leader: there the lead is {TIE:.0%}"
     if records[0].modelled:
         return _modelled(log, records[0], challenger.name)
     spread = sample_uncertainty(base, challenger)

@@ -31,6 +31,16 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def share(jobs: int, run: Callable[[int], Any], total: int) -> list[Any]:
+    """``[run(0), ..., run(total - 1)]``, computed by up to ``jobs`` processes; results are picklable."""
+    helpers = Helpers(total, jobs - 1)
+    helpers.start(lambda number: (run(number),))
+    try:
+        return [run(n) if (done := helpers.result(n)) is None else done[0] for n in range(total)]
+    finally:
+        helpers.close()
+
+
 class Helpers:
     """``count`` helper processes for ``total`` numbered jobs. Needs ``os.fork``; with count 0 it does
     nothing."""

@@ -151,8 +151,8 @@ def _throughput(records: Sequence[Record]) -> str:
         else "peak unknown"
     )
     text += (
-        f"\nGB/s read plus written ({first.clock_source}), GB = 1e9 bytes, and {peak}; {same}; L2 "
-        f"{first.cache.value}"
+        f"\nGB/s read plus written ({first.clock_source}), GB = 1e9 bytes, and {peak}; {same}; copies "
+        f"of {format_bytes(first.traffic.payload_bytes)}; L2 {first.cache.value}"
     )
     return text + legend(records)
 
@@ -179,7 +179,7 @@ def best_table(records: Sequence[Record]) -> str:
         "tile",
         "stages",
         "threads",
-        "CTAs/SM",
+        "CTAs/SM launched",
         "in flight",
     ]
     return tabulate(rows, headers=headers, disable_numparse=True)
@@ -232,7 +232,7 @@ def cost_table(head: str, records: Sequence[Record]) -> list[tuple[str, str]]:
         "PTX instr\nper KiB",
         "SASS instr\nper KiB",
         "registers\nper thread",
-        "CTAs\nper SM",
+        "CTAs that\nfit an SM",
         "occupancy",
         "bytes through registers\nper byte copied",
     ]

@@ -53,7 +53,7 @@ class Crossover:
 
     ``size_bytes``: the last change of leader, None for the other outcomes. ``crossings`` lists every change,
     in either direction, as interpolated sizes in bytes. ``bracket`` holds the measured sizes around
-    ``size_bytes``.
+    ``size_bytes``. ``tie``: beyond ``size_bytes`` nobody leads, the two are within TIE of each other.
     """
 
     base: str
@@ -63,13 +63,16 @@ class Crossover:
     crossings: tuple[float, ...]
     bracket: tuple[int, int] | None
     range_bytes: tuple[int, int]
+    tie: bool = False
 
     def text(self) -> str:
         """One phrase for a table cell."""
         if self.size_bytes is not None:
             extra = "" if len(self.crossings) == 1 else f" (last of {len(self.crossings)} crossings)"
-            word = "from" if self.outcome is Outcome.CROSSES else "only below"
-            return f"{word} {format_bytes(self.size_bytes)}{extra}"
+            crosses = self.outcome is Outcome.CROSSES
+            if self.tie:
+                extra = f" (a tie {'below' if crosses else 'above'})"
+            return f"{'from' if crosses else 'only below'} {format_bytes(self.size_bytes)}{extra}"
         low, high = (format_bytes(size) for size in self.range_bytes)
         return f"none in this range ({low} to {high}): {self.challenger} {self.outcome.value}"
 
@@ -100,7 +103,8 @@ def _crossover(
             "run both engines over the same sizes"
         )
     lead = [math.log(a[size] / b[size]) for size in sizes]  # positive: the challenger is faster
-    led = [index for index, value in enumerate(lead) if abs(value) > math.log1p(tie)]
+    least = math.log1p(tie)
+    led = [index for index, value in enumerate(lead) if abs(value) > least]
     span = (sizes[0], sizes[-1])
     if not led:
         return Crossover(base, challenger, Outcome.TIE, None, (), None, span)
@@ -109,12 +113,30 @@ def _crossover(
     ]
     wins = lead[led[-1]] > 0
     if not changes:
+        end = _end_of_tie(sizes, lead, led, least) if wins else None
+        if end is not None:
+            place, bracket, outcome = end
+            return Crossover(base, challenger, outcome, place, (place,), bracket, span, tie=True)
         outcome = Outcome.ALWAYS_FASTER if wins else Outcome.NEVER_FASTER
         return Crossover(base, challenger, outcome, None, (), None, span)
     crossings = tuple(_zero(sizes, lead, left, right) for left, right in changes)
     left, right = changes[-1]
     outcome = Outcome.CROSSES if wins else Outcome.OVERTAKEN
     return Crossover(base, challenger, outcome, crossings[-1], crossings, (sizes[left], sizes[right]), span)
+
+
+def _end_of_tie(
+    sizes: Sequence[int], lead: Sequence[float], led: Sequence[int], least: float
+) -> tuple[float, tuple[int, int], Outcome] | None:
+    """Where a challenger that is never slower parts from a tie, or meets it, if it does so just once."""
+    leads = [index in led for index in range(len(sizes))]
+    changes = [i for i in range(len(sizes) - 1) if leads[i] != leads[i + 1]]
+    if len(changes) != 1:
+        return None
+    i = changes[0]
+    share = (least - lead[i]) / (lead[i + 1] - lead[i])
+    place = math.exp(math.log(sizes[i]) + share * math.log(sizes[i + 1] / sizes[i]))
+    return place, (sizes[i], sizes[i + 1]), Outcome.OVERTAKEN if leads[i] else Outcome.CROSSES
 
 
 def _zero(sizes: Sequence[int], lead: Sequence[float], left: int, right: int) -> float:

@@ -7,7 +7,7 @@ crossover lies outside), and the crossover is read from those runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -41,13 +41,17 @@ class Shift:
 
 
 def shifts(
-    found: Crossover, parameters: Sequence[str], sizes: Sequence[int], rerun: Rerun
+    found: Crossover,
+    parameters: Sequence[str],
+    sizes: Sequence[int],
+    rerun: Rerun,
+    each: Callable[[Callable[[str], Shift | None], Sequence[str]], Iterable[Shift | None]] = map,
 ) -> tuple[float | None, tuple[Shift, ...]]:
     """Crossover of the unchanged model and its shift for each parameter, all from ``rerun``.
 
     ``found.bracket`` says where to start; the search widens by one size at a time towards the end that the
     leader at the bracket points to. Returns (crossover of the unchanged model with these runs in bytes,
-    shifts that moved it).
+    shifts that moved it). ``each`` maps over the parameters; another map may use several processes.
     """
     if found.bracket is None:
         raise ValueError(
@@ -58,15 +62,15 @@ def shifts(
     if nominal is None:
         return None, ()
     upper = found.bracket[1]
-    result = []
-    for parameter in parameters:
+
+    def vary(parameter: str) -> Shift | None:
         if not _matters(rerun, parameter, upper):
-            continue
-        values = [_search(found, ordered, partial(rerun, parameter, factor)) for factor in FACTORS]
-        shift = Shift(parameter, values[0], values[1])
-        if shift.moves(nominal):
-            result.append(shift)
-    return nominal, tuple(result)
+            return None
+        down, up = (_search(found, ordered, partial(rerun, parameter, factor)) for factor in FACTORS)
+        return Shift(parameter, down, up)
+
+    moved = [shift for shift in each(vary, parameters) if shift is not None and shift.moves(nominal)]
+    return nominal, tuple(moved)
 
 
 def _matters(rerun: Rerun, parameter: str, size: int) -> bool:

@@ -40,7 +40,7 @@ def test_no_crossing_is_an_answer_in_words() -> None:
     never = crossover(line("lsu", 100, 8), line("tma", 300, 8))
     assert never.outcome is Outcome.NEVER_FASTER
     assert never.text() == "none in this range (128 B to 64 KiB): tma never faster"
-    always = crossover(line("lsu", 100, 8), line("tma", 50, 8))
+    always = crossover(line("lsu", 100, 8), line("tma", 50, 16))
     assert always.outcome is Outcome.ALWAYS_FASTER
     assert always.size_bytes is None
     assert crossover(line("lsu", 100, 8), line("tma", 100, 8)).outcome is Outcome.TIE
@@ -121,3 +121,17 @@ def test_hockney_recovers_start_and_rate_and_shows_a_bad_fit() -> None:
 )
 def test_bytes_are_written_in_powers_of_two(size: float, text: str) -> None:
     assert format_bytes(size) == text
+
+
+def test_a_tie_that_becomes_a_lead_is_said_with_its_place() -> None:
+    base = Curve("lsu", {1: [1.0], 2: [1.0], 4: [1.0], 8: [1.0]})
+    found = crossover(base, Curve("x", {1: [1.0], 2: [0.99], 4: [0.8], 8: [0.6]}))
+    assert (found.outcome, found.bracket, found.tie) == (Outcome.CROSSES, (2, 4), True)
+    assert found.text() == "from 2.06 B (a tie below)"
+
+
+def test_a_lead_that_becomes_a_tie_is_said_with_its_place() -> None:
+    base = Curve("lsu", {1: [1.0], 2: [1.0], 4: [1.0]})
+    found = crossover(base, Curve("x", {1: [0.5], 2: [1.0], 4: [1.0]}))
+    assert (found.outcome, found.bracket, found.tie) == (Outcome.OVERTAKEN, (1, 2), True)
+    assert found.text().startswith("only below 1.9") and found.text().endswith("(a tie above)")

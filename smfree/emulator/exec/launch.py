@@ -107,7 +107,7 @@ class Launch:
         self.device, self.kernel, self.params = device, kernel, params
         self.grid, self.block = grid, block
         self.schedule = schedule
-        self.start_cycle = start_cycle
+        self.start_cycle = float(np.floor(start_cycle))  # whole: no fraction shows in what a kernel reads
         self.dynamic_shared_bytes = dynamic_shared_bytes
         self.shared_bytes = kernel.static_shared_bytes
         if dynamic_shared_bytes:
