@@ -66,7 +66,7 @@ THROUGHPUT: Mapping[Axes, ThroughputAxes] = {
     Axes.QUICK: ThroughputAxes(
         engines=ENGINES + TRITON_ENGINES,
         bytes_in_flight=(16 * KIB,),
-        tile_bytes=TILE_BYTES,
+        tile_bytes=TILE_BYTES[3:8],  # the sizes of which the LSU can have 16 KiB in flight
         best_tile_bytes=TILE_BYTES,
         twin_tile_bytes=(4 * KIB, 16 * KIB),
         threads=128,
