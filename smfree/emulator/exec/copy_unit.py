@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -96,8 +97,8 @@ class CopyUnit:
 
     def bulk_load(self, g: Group, dst: Any, src: Any, nbytes: Any, barrier: Any) -> None:
         launch, lanes = self.launch, g.lanes
-        flat = launch.memory.flat_shared(g.lanes, dst, 1)
-        keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(g.lanes, barrier, 8))
+        flat = launch.memory.flat_shared(lanes, dst, 1)
+        keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(lanes, barrier, 8))
         batch = self.engine.bulk_load(lanes.ids, flat, src, nbytes, keys, label=launch.here(g))
         if launch.clock is not None:
             hits = launch.memory.range_hits(src, batch.nbytes, write=False)
@@ -106,7 +107,7 @@ class CopyUnit:
 
     def bulk_store(self, g: Group, dst: Any, src: Any, nbytes: Any) -> None:
         launch, lanes = self.launch, g.lanes
-        flat = launch.memory.flat_shared(g.lanes, src, 1)
+        flat = launch.memory.flat_shared(lanes, src, 1)
         group = self.bulk_groups.current(lanes.ids)
         batch = self.engine.bulk_store(lanes.ids, dst, flat, nbytes, group=group, label=launch.here(g))
         self.bulk_groups.add(batch)
@@ -118,8 +119,8 @@ class CopyUnit:
     def tensor_load(self, g: Group, dst: Any, maps: Any, coords: Any, barrier: Any) -> None:
         launch, lanes = self.launch, g.lanes
         tensor = self._map(maps)
-        flat = launch.memory.flat_shared(g.lanes, dst, tensor.box_bytes)
-        keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(g.lanes, barrier, 8))
+        flat = launch.memory.flat_shared(lanes, dst, tensor.box_bytes)
+        keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(lanes, barrier, 8))
         batch = self.engine.tensor_load(
             lanes.ids, flat, maps, coords, keys, maps=tensor, label=launch.here(g)
         )
@@ -130,7 +131,7 @@ class CopyUnit:
     def tensor_store(self, g: Group, src: Any, maps: Any, coords: Any) -> None:
         launch, lanes = self.launch, g.lanes
         tensor = self._map(maps)
-        flat = launch.memory.flat_shared(g.lanes, src, tensor.box_bytes)
+        flat = launch.memory.flat_shared(lanes, src, tensor.box_bytes)
         group = self.bulk_groups.current(lanes.ids)
         batch = self.engine.tensor_store(
             lanes.ids, flat, maps, coords, group=group, maps=tensor, label=launch.here(g)
@@ -235,16 +236,22 @@ class CopyUnit:
 
     def waited(self, keys: Any) -> None:
         """A wait has seen the phase of these barriers complete: bytes that landed in it may now be read."""
-        if not self.landed:
-            return
-        barriers = self.launch.sync.mbarriers
+        phase = self.launch.sync.mbarriers.phase
+
+        def readable(item: Landed) -> Any:
+            seen = item.keys == keys[0] if len(keys) == 1 else np.isin(item.keys, keys)
+            return seen & (phase(item.keys) > item.phase)
+
+        self._publish(readable)
+
+    def _publish(self, readable: Callable[[Landed], Any]) -> None:
+        """Make the landed elements readable that ``readable`` marks; the others stay as they are."""
         kept: list[Landed] = []
         for item in self.landed:
-            seen = item.keys == keys[0] if len(keys) == 1 else np.isin(item.keys, keys)
-            seen &= barriers.phase(item.keys) > item.phase
-            item.batch.publish(item.which[seen])
-            if not seen.all():
-                kept.append(item.part(~seen))
+            now = readable(item)
+            item.batch.publish(item.which[now])
+            if not now.all():
+                kept.append(item.part(~now))
         self.landed = kept
 
     def complete(self, batch: PendingCopies, which: Any) -> None:
@@ -282,10 +289,4 @@ class CopyUnit:
         self.engine.check_exit(slots)
         self.engine.abandon(slots)
         keys_per_slot = self.launch.memory.pitch // 8
-        kept: list[Landed] = []
-        for item in self.landed:
-            gone = np.isin(item.keys // keys_per_slot, slots)
-            item.batch.publish(item.which[gone])  # nobody is left to read them
-            if not gone.all():
-                kept.append(item.part(~gone))
-        self.landed = kept
+        self._publish(lambda item: np.isin(item.keys // keys_per_slot, slots))  # nobody is left to read them
