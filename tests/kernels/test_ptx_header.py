@@ -92,5 +92,5 @@ def test_a_kernel_file_explains_itself_and_stays_short(file: Path) -> None:
 
 def test_the_header_fits_its_limits() -> None:
     lines = HEADER.splitlines()
-    assert len(lines) <= 180
+    assert len(lines) <= 480  # every instruction of every kernel; sections, found by their headings
     assert max(map(len, lines)) <= 110
