@@ -134,7 +134,7 @@ PTX_INLINE void cp_async_cg(u32 dst, const void* src) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], %2;" :: "r"(dst), "l"(src), "n"(BYTES) : "memory");
 }
 template <u32 BYTES>  // reads src_bytes of BYTES (none: src is not touched), zeros the rest
-PTX_INLINE void cp_async_ca_zfill(u32 dst, const void* src, u32 src_bytes) {
+PTX_INLINE void cp_async_ca(u32 dst, const void* src, u32 src_bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
                :: "r"(dst), "l"(src), "n"(BYTES), "r"(src_bytes) : "memory");
 }
