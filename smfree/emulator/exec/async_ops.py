@@ -149,9 +149,7 @@ def _bulk(dec: Decoder, ins: ast.Instr) -> Visible:
 def _tensor(dec: Decoder, ins: ast.Instr) -> Visible:
     dec.only(*_BULK_MODIFIERS, "tensor", "tile", "1d", "2d", "3d", "4d", "5d")
     launch: Launch = dec.launch
-    rank = next((int(m[0]) for m in ins.modifiers if m in ("1d", "2d", "3d", "4d", "5d")), 0)
-    if rank > 2:
-        raise dec.refuse(f"a tensor copy of rank {rank}")
+    rank = next(int(m[0]) for m in ins.modifiers if m in ("1d", "2d", "3d", "4d", "5d"))
     load = _direction(dec) == "load"
     tensor = ins.operands[1] if load else ins.operands[0]
     if not isinstance(tensor, ast.TensorAddress) or len(tensor.coords) != rank:
