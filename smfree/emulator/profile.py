@@ -1,7 +1,7 @@
 """A GPU in numbers: what the driver answers about it, and what the clock charges for.
 
 A profile is a TOML file in ``profiles/``. Every parameter there is a table ``{ value, unit, source }``; the
-source names a public document or a row of public measurements, or starts with ``assumed:``. Nothing here is
+source names a public document or a row of public measurements, or starts with ``assumed``. Nothing here is
 measured by this project, and a time computed from it is *modelled*.
 
 ``python -m smfree.emulator.replay h100`` prints the parameters and the error on the rows that did not fix

@@ -77,9 +77,8 @@ def add_options(parser: pytest.Parser) -> None:
         action="append",
         default=None,
         metavar="SPEC[,SPEC]",
-        help="auto (default: GPU 0 if there is one, else --fallback), cuda:N, emu:a100, emu:h100; may be "
-        "repeated. "
-        "SMFREE_DEVICE sets the default.",
+        help="auto (default: GPU 0 if there is one, else --fallback), cuda:N, emu:a100, emu:h100, "
+        "emu:h200, emu:b200; may be repeated. SMFREE_DEVICE sets the default.",
     )
     group.addoption(
         "--fallback",

@@ -33,7 +33,7 @@ def test_unknown_device_string_lists_the_known_ones(text: str) -> None:
     with pytest.raises(DeviceSpecError) as caught:
         parse_spec(text)
     assert repr(text) in str(caught.value)
-    assert "auto, cuda:N, emu:a100, emu:h100" in str(caught.value)
+    assert "auto, cuda:N, emu:a100, emu:b200, emu:h100, emu:h200" in str(caught.value)
 
 
 def test_several_emulated_devices_are_refused_by_name() -> None:

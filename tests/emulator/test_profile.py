@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
+from smfree.cuda import Device
+from smfree.cuda.capabilities import arch_for
 from smfree.emulator import profile as profiles
 from smfree.emulator.profile import Profile, load, parse
 from smfree.emulator.replay import error_table, parameter_table, replay
+from tests.kernels.cases import EVERY_ARCH
 
 DOCS = Path(__file__).parents[2] / "docs" / "emulator.md"
 
@@ -24,8 +28,13 @@ def profile(request: pytest.FixtureRequest) -> Profile:
     return load(request.param)
 
 
-def test_a100_and_h100_come_with_the_package() -> None:
-    assert {"a100", "h100"} <= set(profiles.names())
+def test_the_profiles_that_come_with_the_package() -> None:
+    assert profiles.names() == ["a100", "b200", "h100", "h200"]
+
+
+def test_every_kernel_is_compiled_for_the_architecture_of_each_profile(profile: Profile) -> None:
+    # tests/kernels compiles all kernels for EVERY_ARCH; an "a" architecture runs on no other device.
+    assert arch_for(profile.device.compute_capability) in EVERY_ARCH
 
 
 def test_every_parameter_has_a_unit_and_a_source(profile: Profile) -> None:
@@ -44,6 +53,40 @@ def test_device_attributes_of_the_h100() -> None:
     assert device.shared_bytes_per_block_optin == 227 * 1024
     assert device.max_warps_per_sm == 64
     assert device.peak_memory_gbps == pytest.approx(3352, rel=1e-3)
+
+
+def test_the_h200_is_an_h100_with_other_memory() -> None:
+    h100, h200 = load("h100").device, load("h200").device
+    changed = {f.name for f in fields(h100) if getattr(h100, f.name) != getattr(h200, f.name)}
+    assert changed == {"name", "memory_clock_mhz", "memory_bus_bits", "memory_bytes", "l2_bytes"}
+    assert h200.peak_memory_gbps == pytest.approx(4917, rel=1e-3)
+    assert h200.memory_bytes / 1e9 > 141
+
+
+def test_device_attributes_of_the_b200() -> None:
+    device = load("b200").device
+    assert device.compute_capability == (10, 0)
+    assert device.num_sms == 148
+    assert device.l2_bytes == 126.5 * 2**20
+    assert device.shared_bytes_per_sm == 228 * 1024
+    assert device.peak_memory_gbps == pytest.approx(7672, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("spec", "arch", "generation", "tma", "wide"),
+    [
+        ("emu:a100", "sm_80", "ampere", False, False),
+        ("emu:h200", "sm_90a", "hopper", True, False),
+        ("emu:b200", "sm_100a", "blackwell", True, True),
+    ],
+)
+def test_a_profile_opens_with_the_capabilities_of_its_gpu(
+    spec: str, arch: str, generation: str, tma: bool, wide: bool
+) -> None:
+    with Device.open(spec) as device:
+        found = device.capabilities
+        assert (found.arch, found.generation) == (arch, generation)
+        assert (found.has_tma, found.has_clusters, found.has_wide_access) == (tma, tma, wide)
 
 
 def test_the_a100_has_no_tma_and_other_shared_memory() -> None:
@@ -67,7 +110,7 @@ def test_rows_that_fix_a_parameter_do_not_test_it(profile: Profile) -> None:
 def test_rows_named_in_sources_are_listed_as_fixing(profile: Profile) -> None:
     cited = set()
     for item in profile.parameters():
-        if not item.source.startswith("assumed:"):
+        if not item.source.startswith("assumed"):
             cited |= set(re.findall(r"published:([\w-]+)", item.source))
     assert cited <= set(profile.fixed_by)
 
@@ -117,7 +160,7 @@ def test_a_variant_changes_only_what_it_names() -> None:
 
 
 def test_an_unknown_profile_names_the_known_ones() -> None:
-    with pytest.raises(FileNotFoundError, match="a100, h100"):
+    with pytest.raises(FileNotFoundError, match="a100, b200, h100, h200"):
         load("h10")
 
 
