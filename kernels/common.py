@@ -10,7 +10,7 @@ from pathlib import Path
 from smfree.cuda import Capabilities, CudaSource, DeviceArray, Kernel, Stream, TritonSource
 
 KERNELS = Path(__file__).parent
-MAX_STAGES = 4
+MAX_STAGES = 8
 MAX_THREADS = 1024
 
 
@@ -68,14 +68,14 @@ def check_threads(threads: int) -> None:
     )
 
 
-def check_stages(num_stages: int) -> None:
-    """One to four stages. Raises ConfigError."""
+def check_stages(num_stages: int, *, at_most: int = MAX_STAGES) -> None:
+    """1 to ``at_most`` stages. Raises ConfigError."""
     check_whole("num_stages", num_stages)
     require(
-        1 <= num_stages <= MAX_STAGES,
-        f"num_stages must be 1 to {MAX_STAGES}",
+        1 <= num_stages <= at_most,
+        f"num_stages must be 1 to {at_most}",
         num_stages,
-        f"use 1 (no overlap) to {MAX_STAGES}",
+        f"use 1 (no overlap) to {at_most}",
     )
 
 
@@ -130,31 +130,44 @@ def check_call(config: object, kind: type, **arrays: object) -> Capabilities:
     return next(array for array in arrays.values() if isinstance(array, DeviceArray)).device.capabilities
 
 
-def check_operands(instruction: str, dst: DeviceArray, src: DeviceArray, *, align: int = 16) -> None:
+def check_operands(
+    instruction: str, dst: DeviceArray, src: DeviceArray, *, align: int = 16, source: str = "src"
+) -> None:
     """``dst`` and ``src``: same device, dtype and size, aligned, not overlapping. Raises OperandError.
 
-    ``instruction`` is what demands the alignment, for the message.
+    ``instruction`` is what demands the alignment and ``source`` what the caller calls ``src``, for the message.
     """
+    check_alike(dst, src, source)
+    if dst.nbytes != src.nbytes:
+        raise OperandError(
+            f"dst and {source} must have the same size (got {dst.nbytes} and {src.nbytes} bytes); "
+            "slice the longer"
+        )
+    for name, array in (("dst", dst), (source, src)):
+        check_aligned(instruction, name, array, align)
+    check_apart(dst, src, source)
+
+
+def check_alike(dst: DeviceArray, src: DeviceArray, source: str = "src") -> None:
+    """``dst`` and ``src`` are on one device and of one dtype. Raises OperandError."""
     if dst.device is not src.device:
         twice = ", opened twice" if dst.device.spec == src.device.spec else ""
         raise OperandError(
-            f"dst and src must be on one device (got {dst.device.spec} and {src.device.spec}{twice}); "
+            f"dst and {source} must be on one device (got {dst.device.spec} and {src.device.spec}{twice}); "
             "copy one over"
         )
     if dst.dtype != src.dtype:
         raise OperandError(
-            f"dst and src must have one dtype (got {dst.dtype} and {src.dtype}); view one as the other's"
+            f"dst and {source} must have one dtype (got {dst.dtype} and {src.dtype}); view one as the other's"
         )
-    if dst.nbytes != src.nbytes:
+
+
+def check_apart(dst: DeviceArray, src: DeviceArray, source: str = "src") -> None:
+    """``dst`` and ``src`` share no byte. Raises OperandError."""
+    shared = min(dst.ptr + dst.nbytes, src.ptr + src.nbytes) - max(dst.ptr, src.ptr)
+    if shared > 0 and dst.nbytes and src.nbytes:
         raise OperandError(
-            f"dst and src must have the same size (got {dst.nbytes} and {src.nbytes} bytes); slice the longer"
-        )
-    for name, array in (("dst", dst), ("src", src)):
-        check_aligned(instruction, name, array, align)
-    if dst.nbytes and dst.ptr < src.ptr + src.nbytes and src.ptr < dst.ptr + dst.nbytes:
-        shared = min(dst.ptr, src.ptr) + dst.nbytes - max(dst.ptr, src.ptr)
-        raise OperandError(
-            f"dst and src must not overlap (they share {shared} bytes); copy through a third array"
+            f"dst and {source} must not overlap (they share {shared} bytes); copy through a third array"
         )
 
 
@@ -184,11 +197,12 @@ def launch(
     device_array: DeviceArray,
     shared_bytes: int,
     stream: Stream | None,
+    cluster: int | None = None,
 ) -> LaunchInfo:
-    """Compile (cached), launch on the array's device, never synchronise."""
+    """Compile (cached), launch on the array's device in clusters of so many CTAs, never synchronise."""
     kernel = device_array.device.compile(source).kernel()
     if isinstance(source, TritonSource):
         kernel.launch(grid, None, args, stream=stream)
     else:
-        kernel.launch(grid, threads, args, stream=stream, shared_bytes=shared_bytes)
+        kernel.launch(grid, threads, args, stream=stream, shared_bytes=shared_bytes, cluster=cluster)
     return LaunchInfo(kernel, grid, threads, shared_bytes)

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kernels.common import MAX_STAGES, ConfigError
+from kernels.common import ConfigError
 from smfree.cuda import Capabilities
 
 SHARED_GRANULE_BYTES = 128
+PLACED_STAGES = 4
+"""Stages of a copy, at most: it computes nothing, and more CTAs keep as many bytes in flight as more stages."""
 BEST_BYTES_IN_FLIGHT_PER_SM = 128 * 1024
 """Enough for every GPU of published.csv: B200 reaches 7.2 of 7.7 TB/s with 64 KiB in flight per SM."""
 
@@ -84,7 +86,7 @@ def place_stages(
             f"bytes in flight per SM must be a multiple of the tile, which is in flight as a whole (got "
             f"{bytes_in_flight_per_sm} and tiles of {tile_bytes}); use a tile that divides it"
         )
-    for num_stages in _descending(stages for stages in range(1, MAX_STAGES + 1) if tiles % stages == 0):
+    for num_stages in _descending(stages for stages in range(1, PLACED_STAGES + 1) if tiles % stages == 0):
         shared_bytes = num_stages * stage_bytes
         ctas = tiles // num_stages
         if ctas <= most_ctas(capabilities, threads, shared_bytes + static_bytes):
@@ -95,11 +97,11 @@ def place_stages(
                 return Placement(num_stages, ctas, limit)
     reached = max(
         stages * most_ctas(capabilities, threads, stages * stage_bytes + static_bytes) * tile_bytes
-        for stages in range(1, MAX_STAGES + 1)
+        for stages in range(1, PLACED_STAGES + 1)
     )
     raise ConfigError(
         f"{bytes_in_flight_per_sm} bytes in flight per SM are out of reach with tiles of {tile_bytes}: at "
-        f"most {MAX_STAGES} stages and the CTAs of {threads} threads that fit on {capabilities.name} hold "
+        f"most {PLACED_STAGES} stages and the CTAs of {threads} threads that fit on {capabilities.name} hold "
         f"{reached}; "
         "use larger tiles"
     )
@@ -108,7 +110,7 @@ def place_stages(
 def _best_stages(
     capabilities: Capabilities, tile_bytes: int, threads: int, stage_bytes: int, static_bytes: int
 ) -> Placement:
-    for num_stages in range(MAX_STAGES, 0, -1):
+    for num_stages in range(PLACED_STAGES, 0, -1):
         fit = most_ctas(capabilities, threads, num_stages * stage_bytes + static_bytes)
         if fit:
             wanted = -(-BEST_BYTES_IN_FLIGHT_PER_SM // (num_stages * tile_bytes))

@@ -1,0 +1,329 @@
+"""The checked configuration of a pipeline: every number of its barriers and its shared memory, derived once.
+
+A pipeline streams tiles of x and y through stages in shared memory and computes axpy there: ``dst = y``, then
+``work`` times ``dst = fmaf(alpha, x, dst)``. Its configuration knows who arrives on each barrier and which
+copies complete there, and so derives arrival counts, bytes and layout, which NVRTC gets as ``-D``. A number
+that the caller states and that does not follow from these roles and copies is refused before compiling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from kernels.common import (
+    KERNELS,
+    MAX_STAGES,
+    LaunchInfo,
+    OperandError,
+    check_available,
+    check_call,
+    check_ctas,
+    check_operands,
+    check_shared,
+    check_stages,
+    check_threads,
+    check_tile,
+    check_whole,
+    launch,
+    persistent_grid,
+    require,
+    tma_unavailable,
+)
+from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream
+
+MBARRIER_BYTES = 8
+MAX_COUNT = 2**20 - 1
+"""Largest arrival count and largest tx-count of an mbarrier (PTX ISA, "Contents of the mbarrier object")."""
+STAGE_ALIGN = 128
+"""Alignment of the stages: a row of all 32 banks, and what tensor copies ask for."""
+MAX_WORK = 4096
+
+
+class Part(StrEnum):
+    """Which half of a pipeline is compiled in: both, or one with the other's instructions left out."""
+
+    BOTH = "both"
+    COPY = "copy"
+    COMPUTE = "compute"
+
+
+@dataclass(frozen=True)
+class BarrierPlan:
+    """One barrier per stage: what completes a phase of it.
+
+    ``roles`` maps who arrives to how many arrivals ("consumer warp": 4), ``copies`` the copies that complete
+    on it to their bytes ("x": 16384). Raises ConfigError for counts that an mbarrier cannot hold.
+    """
+
+    name: str
+    roles: Mapping[str, int]
+    copies: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for what, count, least in (("arrivals", self.arrivals, 1), ("bytes", self.tx_bytes, 0)):
+            require(
+                least <= count <= MAX_COUNT,
+                f"a phase of {self.name}[] has {least} to {MAX_COUNT} {what}",
+                f"{count}: {_sum(self.roles if what == 'arrivals' else self.copies)}",
+                "use fewer threads" if what == "arrivals" else "use a smaller tile",
+            )
+
+    @property
+    def arrivals(self) -> int:
+        """Arrivals that complete a phase; the count given at init."""
+        return sum(self.roles.values())
+
+    @property
+    def tx_bytes(self) -> int:
+        """Bytes that complete a phase of a whole tile; what expect_tx announces."""
+        return sum(self.copies.values())
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """``FULL_ARRIVALS`` and, where copies complete on the barrier, ``FULL_TX_BYTES``."""
+        name = self.name.upper()
+        found = {f"{name}_ARRIVALS": self.arrivals}
+        return found | {f"{name}_TX_BYTES": self.tx_bytes} if self.copies else found
+
+    def check(self, arrivals: int | None, tx_bytes: int | None) -> None:
+        """What the caller states, where he does (None: derive it), must follow from roles and copies.
+
+        Raises ConfigError naming the barrier, both numbers and where the derived one comes from.
+        """
+        for stated, derived, unit, parts in (
+            (arrivals, self.arrivals, "arrivals", self.roles),
+            (tx_bytes, self.tx_bytes, "tx_bytes", self.copies),
+        ):
+            if stated is not None:
+                field_name = f"{self.name}_{unit}"
+                require(
+                    stated == derived,
+                    f"a phase of {self.name}[] completes with {derived} {unit.removeprefix('tx_')}: "
+                    f"{_sum(parts)}",
+                    f"{field_name}={stated}",
+                    f"leave {field_name} out to have it derived",
+                )
+
+
+@dataclass(frozen=True)
+class RegisterPlan:
+    """Registers per thread after setmaxnreg: ``roles`` maps a role to (threads, registers).
+
+    A CTA starts with the same number for each thread; setmaxnreg moves registers between its warpgroups, so
+    that the sum may not grow. Raises ConfigError. Source: PTX ISA, "setmaxnreg".
+    """
+
+    launch_registers: int
+    roles: Mapping[str, tuple[int, int]]
+
+    def __post_init__(self) -> None:
+        for role, (threads, registers) in self.roles.items():
+            require(
+                threads % 128 == 0, f"setmaxnreg takes whole warpgroups of {role} threads", threads, "use 128"
+            )
+            require(
+                24 <= registers <= 256 and registers % 8 == 0,
+                f"{role} registers must be a multiple of 8, 24 to 256",
+                registers,
+                "use 40 for a producer, 232 for a consumer",
+            )
+        wanted = sum(threads * registers for threads, registers in self.roles.values())
+        parts = " + ".join(f"{role} {t} x {r}" for role, (t, r) in self.roles.items())
+        require(
+            wanted <= self.pool,
+            f"the CTA's pool holds {self.pool} registers, {self.launch_registers} for each thread at launch",
+            f"{wanted}: {parts}",
+            "give the producer or the consumers fewer",
+        )
+
+    @classmethod
+    def of(cls, registers_per_block: int, roles: Mapping[str, tuple[int, int]]) -> RegisterPlan:
+        """With as many registers at launch as one CTA per SM can have: a multiple of 8, at most 248."""
+        threads = sum(count for count, _ in roles.values())
+        return cls(min(248, registers_per_block // threads // 8 * 8), roles)
+
+    @property
+    def pool(self) -> int:
+        """Registers of the CTA."""
+        return self.launch_registers * sum(threads for threads, _ in self.roles.values())
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """``PRODUCER_REGISTERS``, ``CONSUMER_REGISTERS``."""
+        return {f"{role.upper()}_REGISTERS": registers for role, (_, registers) in self.roles.items()}
+
+
+@dataclass(frozen=True)
+class PipelineConfig:
+    """What all pipelines share; a kernel's own configuration derives from it and says what its barriers are.
+
+    ``tile_bytes`` of x and as many of y in each of ``num_stages`` stages; ``threads`` of the CTA;
+    ``work`` FMAs per element; at most ``max_ctas`` CTAs (None: ``ctas_per_sm`` on each SM).
+    ``full_arrivals``, ``full_tx_bytes`` and ``empty_arrivals`` may state what the caller believes.
+    Raises ConfigError.
+    """
+
+    file: ClassVar[str]
+    """The kernel's file in this folder."""
+    instruction: ClassVar[str] = "cp.async.bulk"
+    """What demands the operands' alignment."""
+    max_stages: ClassVar[int] = MAX_STAGES
+
+    tile_bytes: int = 4096
+    num_stages: int = 2
+    threads: int = 128
+    work: int = 1
+    part: Part = Part.BOTH
+    ctas_per_sm: int = field(default=1, kw_only=True)
+    max_ctas: int | None = field(default=None, kw_only=True)
+    full_arrivals: int | None = field(default=None, kw_only=True)
+    full_tx_bytes: int | None = field(default=None, kw_only=True)
+    empty_arrivals: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_tile(self.tile_bytes)
+        check_stages(self.num_stages, at_most=self.max_stages)
+        check_threads(self.threads)
+        check_ctas(self.ctas_per_sm)
+        if self.max_ctas is not None:
+            check_whole("max_ctas", self.max_ctas)
+            require(self.max_ctas >= 1, "max_ctas must be at least 1", self.max_ctas, "leave it out")
+        check_whole("work", self.work)
+        require(0 <= self.work <= MAX_WORK, f"work must be 0 to {MAX_WORK} FMAs", self.work, "use 1")
+        known = [part.value for part in Part]
+        require(self.part in known, f"part must be one of {', '.join(known)}", self.part, "use Part.BOTH")
+        object.__setattr__(self, "part", Part(self.part))
+        self._check_statements()
+
+    def _check_statements(self) -> None:
+        plans = {plan.name: plan for plan in self.barriers}
+        for name in ("full", "empty"):
+            arrivals = getattr(self, f"{name}_arrivals")
+            tx_bytes = getattr(self, f"{name}_tx_bytes", None)
+            if name in plans:
+                plans[name].check(arrivals, tx_bytes)
+            else:
+                require(
+                    arrivals is None and tx_bytes is None,
+                    f"{self.file} has barriers {', '.join(f'{known}[]' for known in plans)}",
+                    f"{name}_arrivals={arrivals}",
+                    "leave it out",
+                )
+
+    @property
+    def barriers(self) -> tuple[BarrierPlan, ...]:
+        """The barriers that each stage has."""
+        raise NotImplementedError
+
+    @property
+    def loads(self) -> dict[str, int]:
+        """The copies that fill a stage, in bytes; none where only the computation is compiled in."""
+        return {} if self.part is Part.COMPUTE else {"x": self.tile_bytes, "y": self.tile_bytes}
+
+    @property
+    def registers(self) -> RegisterPlan | None:
+        """How the warpgroups share the registers; None where every thread keeps what it was launched with."""
+        return None
+
+    @property
+    def stage_bytes(self) -> int:
+        """Distance of two stages: the tile of x, then the tile of y, padded to ``STAGE_ALIGN``."""
+        return _round_up(2 * self.tile_bytes, STAGE_ALIGN)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory per CTA: the stages."""
+        return self.num_stages * self.stage_bytes
+
+    @property
+    def static_shared_bytes(self) -> int:
+        """The barriers, padded to the alignment of the stages, which follow."""
+        return _round_up(len(self.barriers) * self.num_stages * MBARRIER_BYTES, STAGE_ALIGN)
+
+    @property
+    def bytes_in_flight_per_cta(self) -> int:
+        """Bytes that the CTA has asked for before it uses the first."""
+        return self.num_stages * sum(self.loads.values())
+
+    @property
+    def defines(self) -> dict[str, object]:
+        """What the kernel is compiled with."""
+        found: dict[str, object] = {
+            "TILE_BYTES": self.tile_bytes,
+            "NUM_STAGES": self.num_stages,
+            "STAGE_BYTES": self.stage_bytes,
+            "STAGE_ALIGN": STAGE_ALIGN,
+            "THREADS": self.threads,
+            "WORK": self.work,
+            "PART": self.part.name,
+        }
+        for plan in self.barriers:
+            found |= plan.defines
+        return found | (self.registers.defines if self.registers else {})
+
+    @property
+    def source(self) -> CudaSource:
+        """What NVRTC gets."""
+        return CudaSource(KERNELS / "mbarrier" / Path(self.file), self.defines)
+
+    @classmethod
+    def unavailable(cls, capabilities: Capabilities) -> str | None:
+        """Why a device cannot run it, None when it can."""
+        return tma_unavailable(capabilities)
+
+    def grid_for(self, num_bytes: int, capabilities: Capabilities) -> int:
+        """CTAs for arrays of ``num_bytes``."""
+        grid = persistent_grid(capabilities, -(-num_bytes // self.tile_bytes), self.ctas_per_sm)
+        return grid if self.max_ctas is None else min(grid, self.max_ctas)
+
+
+def run_axpy(
+    dst: DeviceArray,
+    x: DeviceArray,
+    y: DeviceArray,
+    *,
+    alpha: float,
+    config: PipelineConfig,
+    kind: type[PipelineConfig],
+    stream: Stream | None,
+    cluster: int | None = None,
+) -> LaunchInfo:
+    """Check the operands of a pipeline of this ``kind`` and launch it.
+
+    ``dst``, ``x``, ``y``: float32, any shape, one size, 16-byte aligned, ``dst`` overlapping neither.
+    ``alpha`` is rounded to float32. Queues on ``stream`` and returns; nothing is launched for zero elements.
+    Raises OperandError, ConfigError.
+    """
+    capabilities = check_call(config, kind, x=x, y=y, dst=dst)
+    check_available(config.unavailable(capabilities))
+    check_shared(config.shared_bytes + config.static_shared_bytes, capabilities)
+    for name, array in (("x", x), ("y", y)):
+        check_operands(config.instruction, dst, array, source=name)
+    if dst.dtype != np.float32:
+        raise OperandError(f"axpy computes in float32 (got {dst.dtype}); view or convert the arrays")
+    if dst.nbytes == 0:
+        return LaunchInfo(None)
+    return launch(
+        config.source,
+        config.grid_for(dst.nbytes, capabilities),
+        config.threads,
+        (dst, x, y, np.float32(alpha), np.uint64(dst.nbytes // 4)),
+        device_array=dst,
+        shared_bytes=config.shared_bytes,
+        stream=stream,
+        cluster=cluster,
+    )
+
+
+def _sum(parts: Mapping[str, int]) -> str:
+    return " + ".join(f"{count} of {name}" for name, count in parts.items()) or "nothing completes on it"
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
