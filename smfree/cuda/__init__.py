@@ -43,6 +43,7 @@ from smfree.cuda.errors import (
     NoDeviceError,
     TensorMapError,
     ToolMissingError,
+    TraceError,
     TritonError,
 )
 from smfree.cuda.image import FunctionFacts, ModuleImage, ParamInfo
@@ -88,6 +89,7 @@ __all__ = [
     "TensorMap",
     "TensorMapError",
     "ToolMissingError",
+    "TraceError",
     "TritonDescriptor",
     "TritonError",
     "TritonSource",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +18,7 @@ from smfree.cuda.capabilities import Capabilities
 from smfree.cuda.choose import choose
 from smfree.cuda.compile_cuda import CudaSource, compile_cuda
 from smfree.cuda.compile_triton import TritonSource, compile_triton
-from smfree.cuda.errors import ArrayError, CompileError, NoDeviceError, TensorMapError
+from smfree.cuda.errors import ArrayError, CompileError, NoDeviceError, TensorMapError, TraceError
 from smfree.cuda.image import ModuleImage
 from smfree.cuda.interop import wrap
 from smfree.cuda.memory import Allocation, DeviceArray, HostBuffer, as_dtype, as_shape, pinned_array
@@ -116,6 +117,33 @@ class Device:
     def emulator(self) -> Any:
         """The emulated GPU's state (memory, counters, last launch), None on a real GPU."""
         return self.driver.node.devices[self.ordinal] if self.is_emulated else None
+
+    @contextmanager
+    def trace(self, *, ctas: Collection[int] = (0,)) -> Iterator[Any]:
+        """Record what the launches of this block do and when, on the modelled clock: an emulated GPU only.
+
+        Gives a :class:`smfree.emulator.trace.Trace`, complete when the block ends; its ``save(path)`` writes
+        what ``smfree timeline`` draws. ``ctas``: the CTAs of each launch that are kept. Raises TraceError.
+        """
+        if not self.is_emulated:
+            raise TraceError(
+                f"only emulated GPUs record a trace (this is {self.spec}); use 'emu:h100', or a profiler here"
+            )
+        if not self.driver.node.clocked:
+            raise TraceError(
+                f"a trace needs a clock, which the schedule '{self.driver.node.schedule}' has not; open the "
+                "device with schedule='timed'"
+            )
+        from smfree.emulator.trace import Trace
+
+        self.synchronize()
+        before = self.emulator.trace
+        self.emulator.trace = trace = Trace(ctas)
+        try:
+            yield trace
+            self.synchronize()
+        finally:
+            self.emulator.trace = before
 
     # --- compile ------------------------------------------------------------------------------------
 

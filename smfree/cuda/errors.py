@@ -17,6 +17,10 @@ class NoDeviceError(CudaHostError):
     """The GPU that was asked for is not there. Never answered by a silent fallback."""
 
 
+class TraceError(CudaHostError):
+    """A trace was asked for where none can be made."""
+
+
 class DeviceClosedError(CudaHostError):
     """Something of a closed device, or freed memory, was used."""
 

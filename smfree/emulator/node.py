@@ -24,6 +24,7 @@ from smfree.emulator.profile import LINE_BYTES, Profile
 from smfree.emulator.profile import load as load_profile
 from smfree.emulator.ptx.ast import Kernel
 from smfree.emulator.streams import LEGACY_STREAM, Stream, Timeline, Unit
+from smfree.emulator.trace import Trace
 
 TIMED = "timed"
 _FIRST_HANDLE = 0x5AFE_0000_0000
@@ -114,6 +115,8 @@ class DeviceState:
     retained: int = 0
     context_flags: int = 0
     fault: Fault | None = None
+    trace: Trace | None = None
+    """Records the events of each timed launch while it is set."""
     default_stream: Stream | None = None
     per_thread_streams: dict[int, Stream] = field(default_factory=dict)
     modules: dict[int, Any] = field(default_factory=dict)

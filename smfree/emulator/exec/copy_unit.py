@@ -94,6 +94,8 @@ class CopyUnit:
             hits = np.add.reduceat(held, lanes.warp_starts)
         done = launch.clock.global_load(lanes.sm, t, per_warp, sectors, hits, path="cp.async")
         batch.complete_at[:] = batch.read_at[:] = done[lanes.warp_index]
+        if launch.trace is not None:
+            launch.trace.issued(at.group, batch)
 
     def bulk_load(self, g: Group, dst: Any, src: Any, nbytes: Any, barrier: Any) -> None:
         launch, lanes = self.launch, g.lanes
@@ -197,6 +199,8 @@ class CopyUnit:
         self.pending.append(batch)
         if self.launch.clock is not None:
             self._due = min(self._due, float(batch.complete_at.min()))
+        if self.launch.trace is not None:
+            self.launch.trace.issued(g, batch)
         self.launch.did_something()
 
     # ---------------------------------------------------------------- completion
@@ -211,7 +215,11 @@ class CopyUnit:
         if launch.clock is not None:
             times = groups.ready_time(lanes.ids, upto, read=read, found=found)
             ready = np.maximum.reduceat(times, lanes.warp_starts)
-            launch.time[lanes.warp_slice] = np.maximum(launch.settle(g), ready)
+            before = launch.settle(g)
+            after = np.maximum(before, ready)
+            if launch.trace is not None:
+                launch.trace.waited(g, _wait_name(number, bulk, read), before, after)
+            launch.time[lanes.warp_slice] = after
         for batch, which in found:
             if read:
                 batch.read_sources(which)
@@ -290,3 +298,11 @@ class CopyUnit:
         self.engine.abandon(slots)
         keys_per_slot = self.launch.memory.pitch // 8
         self._publish(lambda item: np.isin(item.keys // keys_per_slot, slots))  # nobody is left to read them
+
+
+def _wait_name(number: int | None, bulk: bool, read: bool) -> str:
+    """The instruction, as a trace names it."""
+    name = "cp.async.bulk.wait_group" if bulk else "cp.async.wait_group"
+    if number is None:
+        return "cp.async.wait_all"
+    return f"{name}.read {number}" if read else f"{name} {number}"

@@ -148,6 +148,7 @@ class Launch:
         self.copy = CopyUnit(self)
         self.flow = FlowUnit(self)
         self.stalls = StallUnit(self)
+        self.trace = device.trace.begin(self) if device.trace is not None and schedule.timed else None
         self.program: Program = Decoder(kernel, self, symbols).program()
         self._visits = [[0, 0] for _ in self.program.steps]  # warps and lanes that executed each step
         self._lines: dict[int, str] = {}
@@ -310,6 +311,8 @@ class Launch:
             self.end_time = max(
                 self.end_time, float(t.max()), float(self.memory.performed[lanes.warp_slice].max())
             )
+        if self.trace is not None:
+            self.trace.left(g)
         self.alive[lanes.ids] = False
         self.live[lanes.slots] -= lanes.slot_counts
         self.did_something()
@@ -339,6 +342,8 @@ class Launch:
         if self.clock is not None:
             per_slot = self.time.reshape(self.geometry.slots, -1)
             per_slot[slots] = per_slot[slots].max(axis=1, keepdims=True)
+        if self.trace is not None:
+            self.trace.entered(lanes)
         self.did_something()
         for part in self.schedule.initial(lanes):
             group = Group(part, 0, list(self.program.initial))
@@ -451,6 +456,8 @@ class Launch:
                 self.counters.thread_instructions += lanes
                 self.counters.count_class(instruction_class(instr), warps)
         self.end_time = max(self.end_time, float(self.time.max(initial=0.0)))
+        if self.trace is not None:
+            self.trace.finish(self.end_time)
 
 
 def resident_ctas(spec: Any, threads: int, shared_bytes: int, registers: int | None) -> int:

@@ -103,7 +103,7 @@ class SyncUnit:
                 index=0,
             )
         if expected is None and not b.parked and self._whole_ctas(b, g):
-            self._level_times([g], lanes.slots)
+            self._level_times(number, [g], lanes.slots)
             launch.did_something()
             return True
         self._check_one_instruction(b, g, number, aligned=aligned)
@@ -208,7 +208,7 @@ class SyncUnit:
             if no is not None:
                 kept.append(no)
         b.parked = kept
-        self._level_times(released, done)
+        self._level_times(number, released, done)
         launch.flow.resume(released)
 
     def _count_warps(self, b: _Barrier, slots: Any) -> None:
@@ -247,12 +247,22 @@ class SyncUnit:
             )
         )
 
-    def _level_times(self, released: list[Group], done: Any) -> None:
+    def _level_times(self, number: int, released: list[Group], done: Any) -> None:
         """All warps of a CTA leave the barrier together."""
         launch = self.launch
         if launch.clock is None:
             return
-        cycles = launch.clock.bar_sync_cycles
+        trace = launch.trace
+        if trace is None:
+            self._leave_together(released, done, launch.clock.bar_sync_cycles)
+            return
+        arrived = [launch.time[g.lanes.warps] for g in released]
+        self._leave_together(released, done, launch.clock.bar_sync_cycles)
+        for g, before in zip(released, arrived, strict=True):
+            trace.waited(g, f"bar.sync {number}", before, launch.time[g.lanes.warps])
+
+    def _leave_together(self, released: list[Group], done: Any, cycles: float) -> None:
+        launch = self.launch
         if len(done) == 1:
             newest = max(float(launch.time[g.lanes.warp_slice].max()) for g in released)
             for g in released:
@@ -422,16 +432,21 @@ class SyncUnit:
         """A wait costs a look; one whose phase completed later also costs the waking."""
         launch, clock = self.launch, self.launch.clock
         assert clock is not None
-        t = launch.settle(g) + clock.mbarrier_wait_hit_cycles
+        before = launch.settle(g)
+        t = before + clock.mbarrier_wait_hit_cycles
         if by_parity and done.any():
             completed = np.where(done, self.mbarriers.completion_time(keys, token), -np.inf)
             latest = np.maximum.reduceat(completed, g.lanes.warp_starts)
             t = np.where(latest > t, latest + clock.mbarrier_wait_wake_cycles, t)
+        if launch.trace is not None:
+            launch.trace.looked(g, keys, done, before, t)
         launch.time[g.lanes.warp_slice] = t
 
     def wake_mbarriers(self) -> None:
         """Wake the sleepers whose phase has completed."""
         completed = self.mbarriers.drain_completed()
+        if self.launch.trace is not None and len(completed):
+            self.launch.trace.completed(completed)
         if not len(completed) or not self.sleepers:
             return
         launch = self.launch
