@@ -169,8 +169,6 @@ class Node:
         self.seed = seed
         self.strict = Strict(strict)
         self.executor = executor if executor is not None else run_kernel
-        self.models_clusters = executor is not None
-        """Whether clusters may be launched: not on the executor of this package yet."""
         self.host_wait_limit_s = host_wait_limit_s
         self.host_time_s = 0.0
         self.initialised = False

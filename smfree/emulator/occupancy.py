@@ -51,6 +51,14 @@ def occupancy(spec: DeviceSpec, threads: int, registers: int | None, shared_byte
     )
 
 
+def resident_clusters(spec: DeviceSpec, ctas_per_sm: int, cluster_size: int) -> int:
+    """Clusters of ``cluster_size`` CTAs that the device holds at once.
+
+    Without borders between GPCs, which no cluster crosses: an upper bound.
+    """
+    return spec.num_sms * ctas_per_sm // cluster_size
+
+
 def _by_registers(spec: DeviceSpec, warps: int, registers: int) -> int:
     per_warp = _round_up(max(1, registers) * WARP_SIZE, _REGISTER_UNIT)
     if registers > spec.registers_per_thread or per_warp * warps > spec.registers_per_block:

@@ -131,13 +131,15 @@ class Machine:
         block: int | tuple[int, int, int] = 32,
         shared_bytes: int = 0,
         *,
+        cluster: int | tuple[int, int, int] = 1,
         registers: int | None = None,
         symbols: dict[str, int] | None = None,
     ) -> LaunchResult:
         grid3 = (grid, 1, 1) if isinstance(grid, int) else grid
         block3 = (block, 1, 1) if isinstance(block, int) else block
+        cluster3 = (cluster, 1, 1) if isinstance(cluster, int) else cluster
         return run(
-            self.device, k, params, grid3, block3, (1, 1, 1), shared_bytes, schedule=self.schedule,
+            self.device, k, params, grid3, block3, cluster3, shared_bytes, schedule=self.schedule,
             seed=self.seed, registers=registers, module_symbols=symbols,
         )  # fmt: skip
 
@@ -167,6 +169,7 @@ def execute(
     strict: str = "error",
     grid: int | tuple[int, int, int] = 1,
     block: int | tuple[int, int, int] = 32,
+    cluster: int | tuple[int, int, int] = 1,
     shared: str = "",
     a: np.ndarray | None = None,
     b: np.ndarray | None = None,
@@ -183,7 +186,7 @@ def execute(
     out = m.put(np.zeros(words, np.uint32)) if zero_out else m.empty(words * 4)
     addresses = [m.put(x) if x is not None else 0 for x in (a, b)]
     params = struct.pack("<QQQI", out, *addresses, n)
-    result = m.launch(kernel(body, shared=shared), params, grid, block, dynamic_shared_bytes)
+    result = m.launch(kernel(body, shared=shared), params, grid, block, dynamic_shared_bytes, cluster=cluster)
     return Outcome(m.get(out, words), result, m, out)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from smfree.emulator.errors import MemoryFault, Unsupported
-from smfree.emulator.exec.launch import run
 from tests.emulator.exec_kit import Machine, cuda_kernel, every_schedule, execute, kernel, report
 from tests.emulator.test_exec_arith import Case, check, nearest, read, wrap
 
@@ -124,8 +123,7 @@ _REFUSED = [
     "cvt.rz.f32.f64 %r10, %rd0;", "cvt.rni.f32.f32 %r10, %r2;", "cvt.sat.f32.f32 %r10, %r2;",
     "cvt.rn.ftz.f32.f64 %r10, %rd0;", "cvt.rn.bf16.f32 %h1, %r2;", "cvt.rn.f16x2.f32 %r10, %r2, %r2;",
     "cvt.rn.satfinite.e4m3x2.f32 %h1, %r2, %r2;", "cvt.rna.tf32.f32 %r10, %r2;",
-    "cvt.pack.sat.s16.s32 %r10, %r2, %r2;", "mapa.shared::cluster.u32 %r10, %r2, 0;",
-    "ld.shared::cluster.u32 %r10, [%r2];", "isspacep.shared::cluster %p1, %rd0;",
+    "cvt.pack.sat.s16.s32 %r10, %r2, %r2;",
     "match.any.sync.b32 %r10, %r2, 0xffffffff;", "redux.sync.add.u32 %r10, %r2, 0xffffffff;",
     "mov.u32 %r10, %lanemask_gt;", "setmaxnreg.inc.sync.aligned.u32 64;", "wgmma.fence.sync.aligned;",
     "wgmma.commit_group.sync.aligned;", "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r10}, [%r2];",
@@ -145,19 +143,7 @@ def test_what_is_not_modelled_is_refused_with_both_lines(text: str) -> None:
         execute(f"mov.b16 %h1, 0;\n.loc 1 33 5\n{text}")
 
 
-def test_clusters_and_calls_are_refused() -> None:
-    m = Machine()
-    with report("clusters are not modelled", "(2, 1, 1)", rule="unsupported.cluster", kind=Unsupported):
-        run(
-            m.device,
-            kernel("st.global.u32 [%rd3], %r2;"),
-            b"\0" * 32,
-            (2, 1, 1),
-            (32, 1, 1),
-            (2, 1, 1),
-            0,
-            schedule="min-pc",
-        )
+def test_calls_are_refused() -> None:
     source = """
     __device__ __noinline__ unsigned f(unsigned x) { return x * x + threadIdx.y; }
     extern "C" __global__ void k(unsigned* out) { out[threadIdx.x] = f(threadIdx.x) + f(3); }"""

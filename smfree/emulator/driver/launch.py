@@ -97,8 +97,6 @@ class LaunchCalls(ModuleCalls):
         device, node = function.module.device, self.node
         if stream.context != device.ordinal:
             raise invalid_stream(function, stream)
-        if prod(shape.cluster) > 1 and not node.models_clusters:
-            raise unsupported(f"clusters are not modelled yet (got {shape.cluster}); launch without them")
         if shape.cooperative:
             self._check_resident(function, shape)
         kernel, symbols = function.kernel, function.module.addresses

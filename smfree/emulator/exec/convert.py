@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smfree.emulator.exec import cluster_ops
 from smfree.emulator.exec.arith import instruction_type
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.table import Arithmetic, arithmetic
@@ -149,7 +150,9 @@ def _conversion(dec: Decoder, source: str, to: str, out: Any) -> Any:
 @arithmetic("cvta")
 def cvta(dec: Decoder, ins: ast.Instr) -> Arithmetic:
     """Generic addresses are the window's base plus the offset; device memory has window 0."""
-    dec.only("to", "shared", "shared::cta", "local", "global", "const", "param", "u32", "u64")
+    dec.only(
+        "to", "shared", "shared::cta", "shared::cluster", "local", "global", "const", "param", "u32", "u64"
+    )
     space = next((m.partition("::")[0] for m in ins.modifiers if m.partition("::")[0] in WINDOWS), None)
     if space is None or "u64" not in ins.modifiers:
         raise dec.refuse("this address conversion")
@@ -163,10 +166,12 @@ def cvta(dec: Decoder, ins: ast.Instr) -> Arithmetic:
 
 @arithmetic("isspacep")
 def isspacep(dec: Decoder, ins: ast.Instr) -> Arithmetic:
-    dec.only("shared", "shared::cta", "local", "global", "const", "param")
+    dec.only("shared", "shared::cta", "shared::cluster", "local", "global", "const", "param")
     space = ins.modifiers[0].partition("::")[0]
     window = WINDOWS[space]
     if window == 0:
         raise dec.refuse(f"isspacep.{space}")
     d, s = dec.dst(ins.operands[0]), dec.src(ins.operands[1], "u64")
+    if space == "shared":
+        return cluster_ops.in_shared(dec.launch, d, s, any_cta="shared::cluster" in ins.modifiers)
     return lambda r, g: r.__setitem__(d, (r[s] >> np.uint64(48)) == np.uint64(window >> 48))

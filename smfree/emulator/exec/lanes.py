@@ -28,6 +28,7 @@ class Geometry:
     threads: int  # per CTA
     slots: int
     num_sms: int
+    cluster_size: int = 1  # CTAs in consecutive slots; slot % cluster_size is %cluster_ctarank
     _interned: dict[bytes, LaneSet] = field(default_factory=dict)
     _unions: dict[tuple[int, ...], tuple[LaneSet, list[Ints], list[LaneSet]]] = field(default_factory=dict)
 

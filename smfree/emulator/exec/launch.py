@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smfree.emulator.counters import Counters
 from smfree.emulator.errors import EmulationError, Severity, Unsupported
-from smfree.emulator.exec import arith, async_ops, convert, memory_ops, sync_ops, warp
+from smfree.emulator.exec import arith, async_ops, cluster_ops, convert, memory_ops, sync_ops, warp
 from smfree.emulator.exec.classes import instruction_class
+from smfree.emulator.exec.cluster_unit import ClusterUnit
 from smfree.emulator.exec.copy_unit import CopyUnit
 from smfree.emulator.exec.decode import Decoder, Program, Segment, Step
 from smfree.emulator.exec.flow_unit import FlowUnit
@@ -27,7 +29,7 @@ from smfree.emulator.exec.report import place, xyz
 from smfree.emulator.exec.schedule import Schedule, make_schedule
 from smfree.emulator.exec.stall_unit import StallUnit
 from smfree.emulator.exec.sync_unit import SyncUnit
-from smfree.emulator.occupancy import occupancy
+from smfree.emulator.occupancy import occupancy, resident_clusters
 from smfree.emulator.ptx import ast, effects
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 OPCODE_FAMILIES = (
     arith,
     async_ops,
+    cluster_ops,
     convert,
     memory_ops,
     sync_ops,
@@ -73,11 +76,9 @@ def run(
 
     ``registers`` per thread limits how many CTAs an SM holds, where known. Raises EmulationError.
     """
-    if cluster != (1, 1, 1) or (kernel.cluster_dims or (1, 1, 1)) != (1, 1, 1):
-        raise Unsupported(f"clusters are not modelled yet (asked for {cluster})", rule="unsupported.cluster")
     launch = Launch(
-        device, kernel, params, grid, block, dynamic_shared_bytes, make_schedule(schedule, seed), start_cycle,
-        dict(module_symbols or {}), registers,
+        device, kernel, params, grid, block, cluster, dynamic_shared_bytes, make_schedule(schedule, seed),
+        start_cycle, dict(module_symbols or {}), registers,
     )  # fmt: skip
     elsewhere = device.memory.report
     device.memory.report = launch.report  # findings of global memory get CTA, thread and line too
@@ -98,6 +99,7 @@ class Launch:
         params: bytes,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
+        cluster: tuple[int, int, int],
         dynamic_shared_bytes: int,
         schedule: Schedule,
         start_cycle: float,
@@ -105,7 +107,9 @@ class Launch:
         registers: int | None,
     ) -> None:
         self.device, self.kernel, self.params = device, kernel, params
-        self.grid, self.block = grid, block
+        self.grid, self.block, self.cluster = grid, block, cluster
+        self.cluster_size = prod(cluster)
+        self.explicit_cluster = bool(self.cluster_size > 1 or kernel.cluster_dims or kernel.explicit_cluster)
         self.schedule = schedule
         self.start_cycle = float(np.floor(start_cycle))  # whole: no fraction shows in what a kernel reads
         self.dynamic_shared_bytes = dynamic_shared_bytes
@@ -117,8 +121,9 @@ class Launch:
         self.num_ctas = grid[0] * grid[1] * grid[2]
         self.ctas_per_sm = resident_ctas(spec, threads, self.shared_bytes, registers)
         self.max_warps_per_sm = spec.max_warps_per_sm
-        slots = min(self.num_ctas, self.ctas_per_sm * spec.num_sms)
-        self.geometry = Geometry(threads, slots, spec.num_sms)
+        room = resident_clusters(spec, self.ctas_per_sm, self.cluster_size) * self.cluster_size
+        slots = min(self.num_ctas, room)
+        self.geometry = Geometry(threads, slots, spec.num_sms, self.cluster_size)
         self.counters = Counters(launches=1)
         self.findings: list[EmulationError] = []
         self.clock = device.clock if schedule.timed else None
@@ -145,6 +150,7 @@ class Launch:
         pitch = max(-(-self.shared_bytes // SHARED_GRANULE) * SHARED_GRANULE, SHARED_GRANULE)
         self.memory = MemoryUnit(self, pitch)
         self.sync = SyncUnit(self, pitch)
+        self.peers = ClusterUnit(self)
         self.copy = CopyUnit(self)
         self.flow = FlowUnit(self)
         self.stalls = StallUnit(self)
@@ -320,12 +326,21 @@ class Launch:
         retired = lanes.slots[self.live[lanes.slots] == 0]
         if len(retired):
             self.copy.retire(retired)
-            self.free_slots.extend(int(s) for s in retired)
+            self.free_slots.extend(self._vacated(retired).tolist())
         self.sync.lanes_left(lanes.slots)
         return False
 
+    def _vacated(self, retired: Any) -> Any:
+        """The slots that new CTAs may take: those of clusters of which nobody is left."""
+        size = self.cluster_size
+        if size == 1:
+            return retired
+        clusters = np.unique(retired // size)
+        over = clusters[~self.live.reshape(-1, size)[clusters].any(axis=1)]
+        return (over[:, None] * size + np.arange(size)).ravel()
+
     def _admit(self) -> None:
-        """Waiting CTAs move into free slots."""
+        """Waiting CTAs move into free slots, cluster by cluster."""
         if not self.free_slots or self.next_cta >= self.num_ctas:
             return
         slots = np.array(sorted(self.free_slots)[: self.num_ctas - self.next_cta], np.int64)
@@ -334,7 +349,7 @@ class Launch:
         self.memory.shared.reset(slots)
         self.sync.mbarriers.reset(slots)
         self.sync.reset(slots)
-        self.cta[slots] = self.next_cta + np.arange(len(slots))
+        self.cta[slots] = self._in_launch_order(self.next_cta + np.arange(len(slots)))
         self.next_cta += len(slots)
         self.live[slots] = self.geometry.threads
         lanes = self.geometry.of_slots(slots)
@@ -349,6 +364,18 @@ class Launch:
             group = Group(part, 0, list(self.program.initial))
             group.num_registers = len(self.program.register_names)
             self.runnable.append(group)
+
+    def _in_launch_order(self, nth: Any) -> Any:
+        """Linear numbers in the grid of the nth CTAs to start: whole clusters, in the order of their ids."""
+        cx, cy, cz = self.cluster
+        if cy == cz == 1:
+            return nth
+        gx, gy, _ = self.grid
+        which, rank = nth // self.cluster_size, nth % self.cluster_size
+        x = which % (gx // cx) * cx + rank % cx
+        y = which // (gx // cx) % (gy // cy) * cy + rank // cx % cy
+        z = which // (gx // cx * (gy // cy)) * cz + rank // (cx * cy)
+        return (z * gy + y) * gx + x
 
     def did_something(self, time: float = 0.0) -> None:
         """Shared state changed at ``time``: a spinning thread might see something new."""
@@ -418,7 +445,11 @@ class Launch:
     def name_lane(self, lane: int) -> str:
         """ "CTA 3 thread 17" """
         slot, tid = divmod(lane, self.geometry.threads)
-        return f"CTA {xyz(int(self.cta[slot]), self.grid)} thread {xyz(tid, self.block)}"
+        return f"{self.name_cta(slot)} thread {xyz(tid, self.block)}"
+
+    def name_cta(self, slot: int) -> str:
+        """ "CTA 3", or "CTA (3,1)" of a 2-D grid."""
+        return f"CTA {xyz(int(self.cta[slot]), self.grid)}"
 
     def here(self, g: Group) -> str:
         """Label of the instruction being executed, for later reports."""

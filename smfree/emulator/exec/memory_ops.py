@@ -16,6 +16,7 @@ from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_unit import Issue
 from smfree.emulator.exec.table import Access, AccessKind, Visible, visible
 from smfree.emulator.exec.values import (
+    CLUSTER_SHIFT,
     LOCAL_WINDOW,
     PARAM_WINDOW,
     SHARED_WINDOW,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from smfree.emulator.exec.decode import Decoder
     from smfree.emulator.exec.launch import Launch
 
-SPACES = ("global", "shared", "shared::cta", "local", "param", "param::entry", "const")
+SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "param", "param::entry", "const")
 _STRENGTH = ("weak", "volatile", "relaxed", "acquire", "release", "cta", "cluster", "gpu", "sys", "nc")
 _HINTS = (
     "ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first",
@@ -55,17 +56,20 @@ def flat_addresses(g: Group, base: int | None, offset: int) -> Any:
 
 
 def space_of(dec: Decoder) -> str:
-    """State space among the modifiers, "generic" when none is named."""
+    """State space among the modifiers: "cluster" is .shared::cluster, "generic" when none is named."""
     for modifier in dec.instr.modifiers:
         if modifier in SPACES:
             return modifier.partition("::")[0]
         if modifier == "shared::cluster":
-            raise dec.refuse("shared memory of another CTA of a cluster")
+            return "cluster"
     return "generic"
 
 
 def resolve_generic(launch: Launch, g: Group, addr: Any) -> tuple[str, Any]:
-    """(space, window offsets) of generic addresses; lanes must agree on the space."""
+    """(space, window offsets) of generic addresses; lanes must agree on the space.
+
+    "cluster" where mapa made some of the shared addresses.
+    """
     window = addr // WINDOW_BYTES
     first = int(window[0])
     if (window != first).any():
@@ -78,7 +82,12 @@ def resolve_generic(launch: Launch, g: Group, addr: Any) -> tuple[str, Any]:
     spaces = {SHARED_WINDOW // WINDOW_BYTES: "shared", LOCAL_WINDOW // WINDOW_BYTES: "local",
               PARAM_WINDOW // WINDOW_BYTES: "param"}  # fmt: skip
     space = spaces.get(first)
-    return (space, addr - first * WINDOW_BYTES) if space else ("global", addr)
+    if space is None:
+        return "global", addr
+    offset = addr - first * WINDOW_BYTES
+    if space == "shared" and (offset >> CLUSTER_SHIFT).any():
+        space = "cluster"
+    return space, offset
 
 
 @visible("ld", "ldu")
@@ -115,6 +124,9 @@ def load(dec: Decoder, ins: ast.Instr) -> Visible:
             launch.memory.until(g, written, ready)
         elif where == "shared":
             values, ready = launch.memory.load_shared(Issue(g), addr, size, count)
+            launch.memory.until(g, written, ready)
+        elif where == "cluster":
+            values, ready = launch.peers.load(Issue(g), addr, size, count)
             launch.memory.until(g, written, ready)
         elif where == "local":
             values = launch.memory.load_local(g, addr, size, count)
@@ -194,6 +206,8 @@ def store(dec: Decoder, ins: ast.Instr) -> Visible:
             launch.memory.store_global(Issue(g), addr, values)
         elif where == "shared":
             launch.memory.store_shared(Issue(g), addr, values)
+        elif where == "cluster":
+            launch.peers.store(Issue(g), addr, values)
         elif where == "local":
             launch.memory.store_local(g, addr, values)
         else:

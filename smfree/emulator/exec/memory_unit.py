@@ -217,6 +217,8 @@ class MemoryUnit:
     def _flat(self, lanes: LaneSet, addr: Any, nbytes: int, low: int, high: int) -> Any:
         limit = self.launch.shared_bytes
         if low < 0 or high > limit:
+            if self.launch.cluster_size > 1:
+                return self.launch.peers.flat_own(lanes, addr, nbytes)
             bad = int(np.flatnonzero((addr < 0) | (addr + nbytes > limit))[0])
             raise MemoryFault(
                 f"shared access of {nbytes} bytes at offset 0x{int(addr[bad]):x} leaves the {limit} bytes "
@@ -226,6 +228,10 @@ class MemoryUnit:
             )
         slot = lanes.one_slot
         return addr + (slot * self.pitch if slot is not None else lanes.slot * self.pitch)
+
+    def flat_cluster(self, lanes: LaneSet, addr: Any, nbytes: int) -> Any:
+        """The same for addresses of any CTA of the cluster: own window offsets and what mapa made."""
+        return self.launch.peers.flat(lanes, addr, nbytes)
 
     def _shared_pattern(self, at: Issue, addr: Any, nbytes: int) -> tuple[Pattern, Any]:
         pattern = self.pattern(at, addr, nbytes)

@@ -49,9 +49,9 @@ def reader(dec: Decoder, name: str) -> Reader:
             np.left_shift(np.uint32(1), g.lanes.laneid.astype(np.uint32)) - np.uint32(1)
         ),
         "WARP_SZ": lambda g: WARP_SIZE,
-        "%cluster_ctarank": lambda g: 0,
-        "%cluster_nctarank": lambda g: 1,
-        "%is_explicit_cluster": lambda g: False,
+        "%cluster_ctarank": lambda g: _per_slot(g, g.lanes.slots % launch.cluster_size),
+        "%cluster_nctarank": lambda g: launch.cluster_size,
+        "%is_explicit_cluster": lambda g: launch.explicit_cluster,
     }
     if name not in simple:
         raise dec.refuse(f"special register {name}")
@@ -59,24 +59,29 @@ def reader(dec: Decoder, name: str) -> Reader:
 
 
 def _coordinate(launch: Launch, stem: str, axis: int) -> Reader | None:
-    block, grid = launch.block, launch.grid
+    block, grid, cluster = launch.block, launch.grid, launch.cluster
     if stem == "%ntid":
         return lambda g: block[axis]
-    if stem in ("%nctaid", "%nclusterid"):  # a cluster is one CTA until clusters are modelled
+    if stem == "%nctaid":
         return lambda g: grid[axis]
-    if stem == "%cluster_ctaid":
-        return lambda g: 0
+    if stem == "%nclusterid":
+        return lambda g: grid[axis] // cluster[axis]
     if stem == "%cluster_nctaid":
-        return lambda g: 1
+        return lambda g: cluster[axis]
     if stem == "%tid":
         if block[axis] == 1:
             return lambda g: 0
         stride = (1, block[0], block[0] * block[1])[axis]
         return lambda g: g.lanes.tid // stride % block[axis]
-    if stem in ("%ctaid", "%clusterid"):
-        if grid[axis] == 1:
+    if stem in ("%ctaid", "%clusterid", "%cluster_ctaid"):
+        if grid[axis] == 1 or (stem == "%cluster_ctaid" and cluster[axis] == 1):
             return lambda g: 0
-        return lambda g: _per_slot(g, launch.cta_coordinate(g.lanes.slots, axis))
+        place = {
+            "%ctaid": lambda ctaid: ctaid,
+            "%clusterid": lambda ctaid: ctaid // cluster[axis],
+            "%cluster_ctaid": lambda ctaid: ctaid % cluster[axis],
+        }[stem]
+        return lambda g: _per_slot(g, place(launch.cta_coordinate(g.lanes.slots, axis)))
     return None
 
 

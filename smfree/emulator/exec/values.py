@@ -11,6 +11,10 @@ WINDOW_BYTES = 1 << 48
 SHARED_WINDOW = 1 * WINDOW_BYTES
 LOCAL_WINDOW = 2 * WINDOW_BYTES
 PARAM_WINDOW = 3 * WINDOW_BYTES
+# A shared address that mapa made for the CTA of rank r of the cluster is (r + 1) << CLUSTER_SHIFT | offset.
+# An offset without high bits is the executing CTA's own.
+CLUSTER_SHIFT = 24
+CLUSTER_OFFSET = (1 << CLUSTER_SHIFT) - 1
 
 UINT: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 SINT: dict[int, Any] = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
