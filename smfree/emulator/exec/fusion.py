@@ -141,7 +141,7 @@ class FusedAccess:
     @staticmethod
     def _gather(g: Group, part: list[Member], access: Access) -> Any:
         registers = _registers(part)
-        block = g.block(registers)
+        block = g.block(registers, len(part) * g.lanes.n)
         kind = UINT[access.size * 8]
         if block is not None and block.dtype == kind:
             return block

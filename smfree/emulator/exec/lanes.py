@@ -270,10 +270,11 @@ class Group:
         """The load of ``values`` [n, k] has just filled these registers, column by column."""
         self.blocks[registers[0]] = Block(registers, values, [self.regs[r] for r in registers])
 
-    def block(self, registers: tuple[int, ...]) -> Any:
-        """The array [n, k] that holds just these registers side by side, if one load left them so."""
+    def block(self, registers: tuple[int, ...], rows: int) -> Any:
+        """The array of ``rows`` x k that holds just these registers, if one load (or run of loads) left them
+        so: a row per lane and access."""
         block = self.blocks.get(registers[0])
-        if block is None or block.registers != registers:
+        if block is None or block.registers != registers or len(block.values) != rows:
             return None
         regs = self.regs
         for r, column in zip(registers, block.columns, strict=True):

@@ -225,7 +225,7 @@ def store(dec: Decoder, ins: ast.Instr) -> Visible:
 def _columns(g: Group, sources: tuple[int, ...], kind: Any) -> Any:
     """[n, k] array of the source registers, reusing the block a vector load left them in."""
     if len(sources) > 1:
-        block = g.block(sources)
+        block = g.block(sources, g.lanes.n)
         if block is not None and block.dtype == kind:
             return block
     out = np.empty((g.lanes.n, len(sources)), kind)
