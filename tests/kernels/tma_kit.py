@@ -1,0 +1,80 @@
+"""What the tests of the TMA kernels share: schedules, devices, the mutation of one line of a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smfree.cuda import CudaSource, Device, DeviceArray, KernelFaultError
+
+SCHEDULES = [
+    ("timed", 0),
+    ("min-pc", 0),
+    ("producer-ahead", 0),
+    ("async-earliest", 0),
+    ("async-latest", 0),
+    ("random", 1),
+    ("random", 2),
+    ("random", 3),
+]
+SCHEDULE_IDS = [f"{name}{seed or ''}" for name, seed in SCHEDULES]
+SPECS = ("emu:h100", "emu:b200")
+"""Emulated devices that have a TMA."""
+
+every_schedule = pytest.mark.parametrize(("schedule", "seed"), SCHEDULES, ids=SCHEDULE_IDS)
+every_spec = pytest.mark.parametrize("spec", SPECS)
+
+
+def needs_tma(device: Device) -> None:
+    """Skip with the reason on a device without a TMA."""
+    if not device.capabilities.has_tma:
+        pytest.skip(f"{device.name} has no TMA")
+
+
+def random_array(shape: tuple[int, ...], dtype: Any, seed: int) -> np.ndarray:
+    """Random finite values (floats) or random bits (integers)."""
+    rng, kind = np.random.default_rng(seed), np.dtype(dtype)
+    if kind.kind == "f":
+        return rng.standard_normal(shape).astype(kind)
+    info = np.iinfo(kind)
+    return rng.integers(info.min, info.max, shape, kind, endpoint=True)
+
+
+def filled(device: Device, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+    """Device memory that holds 0xA5 in every byte: what a kernel does not write stays so."""
+    return device.empty(shape, dtype).fill(0xA5)
+
+
+def same_bits(got: np.ndarray, expected: np.ndarray) -> None:
+    """Bitwise equality, with numpy's report of the first differences."""
+    assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+    word = f"u{got.dtype.itemsize}"
+    np.testing.assert_array_equal(got.view(word), np.ascontiguousarray(expected).view(word))
+
+
+def mutated(config: Any, line: str, replacement: str) -> Any:
+    """The same configuration, whose kernel has ``line`` (which stands there once) replaced."""
+    source = config.source
+    text = source.read().decode()
+    assert text.count(line) == 1, f"{line!r} stands once in {source.name}"
+    text = text.replace(line, replacement)
+
+    class Mutated(type(config)):  # type: ignore[misc]
+        @property
+        def source(self) -> CudaSource:
+            return CudaSource(source.path, dict(source.defines), text=text)
+
+    return Mutated(**{name: getattr(config, name) for name in config.__dataclass_fields__})
+
+
+@contextmanager
+def faults(*words: str) -> Iterator[None]:
+    """The kernel faults, and the report holds all ``words``."""
+    with pytest.raises(KernelFaultError) as caught:
+        yield
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
