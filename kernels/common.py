@@ -135,7 +135,7 @@ def check_operands(
 ) -> None:
     """``dst`` and ``src``: same device, dtype and size, aligned, not overlapping. Raises OperandError.
 
-    ``instruction`` is what demands the alignment and ``source`` what the caller calls ``src``, for the message.
+    ``instruction`` demands the alignment; ``source`` is what the caller calls ``src``: for the message.
     """
     check_alike(dst, src, source)
     if dst.nbytes != src.nbytes:
