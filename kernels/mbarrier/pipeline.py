@@ -58,19 +58,20 @@ class BarrierPlan:
     """One barrier per stage: what completes a phase of it.
 
     ``roles`` maps who arrives to how many arrivals ("consumer warp": 4), ``copies`` the copies that complete
-    on it to their bytes ("x": 16384). Raises ConfigError for counts that an mbarrier cannot hold.
+    on it to their bytes ("x": 16384; None for a barrier of arrivals only). Raises ConfigError for counts that an
+    mbarrier cannot hold.
     """
 
     name: str
     roles: Mapping[str, int]
-    copies: Mapping[str, int] = field(default_factory=dict)
+    copies: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
         for what, count, least in (("arrivals", self.arrivals, 1), ("bytes", self.tx_bytes, 0)):
             require(
                 least <= count <= MAX_COUNT,
                 f"a phase of {self.name}[] has {least} to {MAX_COUNT} {what}",
-                f"{count}: {_sum(self.roles if what == 'arrivals' else self.copies)}",
+                f"{count}: {_sum(self.roles if what == 'arrivals' else self.copies or {})}",
                 "use fewer threads" if what == "arrivals" else "use a smaller tile",
             )
 
@@ -82,14 +83,14 @@ class BarrierPlan:
     @property
     def tx_bytes(self) -> int:
         """Bytes that complete a phase of a whole tile; what expect_tx announces."""
-        return sum(self.copies.values())
+        return sum((self.copies or {}).values())
 
     @property
     def defines(self) -> dict[str, int]:
-        """``FULL_ARRIVALS`` and, where copies complete on the barrier, ``FULL_TX_BYTES``."""
+        """``FULL_ARRIVALS`` and, unless it takes arrivals only, ``FULL_TX_BYTES``."""
         name = self.name.upper()
         found = {f"{name}_ARRIVALS": self.arrivals}
-        return found | {f"{name}_TX_BYTES": self.tx_bytes} if self.copies else found
+        return found if self.copies is None else found | {f"{name}_TX_BYTES": self.tx_bytes}
 
     def check(self, arrivals: int | None, tx_bytes: int | None) -> None:
         """What the caller states, where he does (None: derive it), must follow from roles and copies.
@@ -98,7 +99,7 @@ class BarrierPlan:
         """
         for stated, derived, unit, parts in (
             (arrivals, self.arrivals, "arrivals", self.roles),
-            (tx_bytes, self.tx_bytes, "tx_bytes", self.copies),
+            (tx_bytes, self.tx_bytes, "tx_bytes", self.copies or {}),
         ):
             if stated is not None:
                 field_name = f"{self.name}_{unit}"
