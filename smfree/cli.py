@@ -1,4 +1,4 @@
-"""The command line: ``smfree devices`` and ``smfree compare OLD NEW``."""
+"""The command line: ``smfree devices``, ``smfree compare OLD NEW`` and ``smfree timeline TRACE``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 from smfree.results.compare import Limits, Verdict, compare_runs
 from smfree.results.report import comparison_text
 from smfree.results.store import load_run
+from smfree.timeline.lanes import load
+from smfree.timeline.svg import draw
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,10 +38,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="differences below this are SAME whatever their share; default: %(default)s",
     )
     compare.add_argument("--all", action="store_true", help="also list points that are the SAME")
+    picture = commands.add_parser(
+        "timeline",
+        help="draw a trace of an emulated launch: waits, copies in flight, barrier phases",
+        description="TRACE is what Trace.save writes; all times are modelled.",
+    )
+    picture.add_argument("trace", type=Path, help="a JSON made with device.trace()")
+    picture.add_argument("-o", "--output", type=Path, required=True, metavar="PICTURE.svg")
+    picture.add_argument("--title", default="", help="default: the device")
+    picture.add_argument("--from", dest="start", type=_number, default=0.0, metavar="CYCLES")
+    picture.add_argument(
+        "--to", dest="end", type=_number, metavar="CYCLES", help="default: the last launch's end"
+    )
     given = parser.parse_args(arguments)
     try:
         if given.command == "devices":
             return devices()
+        if given.command == "timeline":
+            return draw_timeline(given.trace, given.output, given.title, given.start, given.end)
         return compare_files(
             given.old, given.new, Limits(given.limit / 100, given.floor_ns * 1e-9), everything=given.all
         )
@@ -62,6 +78,13 @@ def compare_files(old: Path, new: Path, limits: Limits, *, everything: bool = Fa
     if not result.points:  # a gate must not be green because it looked at nothing
         raise ValueError(f"{old} and {new} have no point in common; compare runs of one device")
     return 1 if result.count(Verdict.SLOWER) else 0
+
+
+def draw_timeline(trace: Path, output: Path, title: str, start: float, end: float | None) -> int:
+    """Draw a trace file as SVG."""
+    output.write_text(draw(load(trace), title=title, start=start, end=end), encoding="utf-8")
+    print(f"{output} drawn, times modelled")
+    return 0
 
 
 def devices() -> int:

@@ -1,0 +1,1 @@
+"""Pictures of what an emulated launch did and when; see ``smfree timeline``."""
