@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from smfree.timeline.lanes import MEANING, Bar, Kind, Lane, Panel, Timeline
@@ -57,14 +57,17 @@ class _Canvas:
     def text(self, x: float, y: float, words: str, style: str) -> None:
         self._parts.append(f'<text x="{_n(x)}" y="{_n(y)}" class="{style}">{escape(words)}</text>')
 
+    def _right(self, y: float, words: str, style: str) -> None:
+        place = f'x="{WIDTH - MARGIN}" y="{_n(y)}"'
+        self._parts.append(f'<text {place} class="{style}" text-anchor="end">{escape(words)}</text>')
+
     def legend(self, y: float, kinds: Iterable[Kind]) -> None:
         present = set(kinds)
         x = float(MARGIN)
         for kind, meaning in MEANING.items():
             if kind in present:
-                self._parts.append(
-                    f'<rect x="{_n(x)}" y="{_n(y - 9)}" width="14" height="10" class="{kind.value}"/>'
-                )
+                place = f'x="{_n(x)}" y="{_n(y - 9)}" width="14" height="10"'
+                self._parts.append(f'<rect {place} class="{kind.value}"/>')
                 self.text(x + 19, y, meaning, "small")
                 x += 19 + len(meaning) * CHARACTER + 14
 
@@ -73,9 +76,7 @@ class _Canvas:
         time = panel.cycles / timeline.sm_clock_mhz
         self.text(MARGIN, y + 14, panel.title, "name")
         words = f"{panel.cycles:.0f} cycles, {time:.2f} us {timeline.clock}"
-        self._parts.append(
-            f'<text x="{WIDTH - MARGIN}" y="{_n(y + 14)}" class="name" text-anchor="end">{escape(words)}</text>'
-        )
+        self._right(y + 14, words, "name")
         y = top = y + 22
         for lane in panel.lanes:
             y = self._lane(lane, y)
@@ -119,9 +120,7 @@ class _Canvas:
             tick += step
         self._parts[0:0] = lines  # behind the bars
         self.text(MARGIN, y + 6, "cycles", "small")
-        self._parts.append(
-            f'<text x="{WIDTH - MARGIN}" y="{_n(y + 24)}" class="small" text-anchor="end">{escape(note)}</text>'
-        )
+        self._right(y + 24, note, "small")
         return y + 34
 
     def document(self, height: float, heading: str) -> str:
@@ -135,8 +134,10 @@ class _Canvas:
 
 
 def _style() -> str:
-    def colours(paper: str, ink: str, grid: str, fills: dict[Kind, str]) -> str:
-        listed = "".join(f".{kind.value}{{fill:{colour}}}" for kind, colour in fills.items())
+    def colours(paper: str, ink: str, grid: str, fills: Sequence[str]) -> str:
+        listed = "".join(
+            f".{kind.value}{{fill:{colour}}}" for kind, colour in zip(_KINDS, fills, strict=True)
+        )
         return f".paper{{fill:{paper}}}text{{fill:{ink}}}.grid{{stroke:{grid}}}{listed}"
 
     return (
