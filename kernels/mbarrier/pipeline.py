@@ -58,8 +58,8 @@ class BarrierPlan:
     """One barrier per stage: what completes a phase of it.
 
     ``roles`` maps who arrives to how many arrivals ("consumer warp": 4), ``copies`` the copies that complete
-    on it to their bytes ("x": 16384; None for a barrier of arrivals only). Raises ConfigError for counts that an
-    mbarrier cannot hold.
+    on it to their bytes ("x": 16384; None for a barrier of arrivals only). Raises ConfigError for counts that
+    an mbarrier cannot hold.
     """
 
     name: str
