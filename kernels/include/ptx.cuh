@@ -205,9 +205,14 @@ PTX_INLINE bool mbarrier_try_wait_parity_cluster(u32 mbar, u32 parity) {
   return done != 0;
 }
 
-// The loop around try_wait that every consumer needs: returns when the phase of this parity has completed.
+// The loop that every consumer needs: returns when the phase of this parity has completed. try_wait sleeps in
+// between; before sm_90 there is only test_wait, which asks again and again.
 PTX_INLINE void wait_parity(u32 mbar, u32 parity) {
+#if __CUDA_ARCH__ >= 900
   while (!mbarrier_try_wait_parity(mbar, parity)) {}
+#else
+  while (!mbarrier_test_wait_parity(mbar, parity)) {}
+#endif
 }
 PTX_INLINE void wait_parity_cluster(u32 mbar, u32 parity) {
   while (!mbarrier_try_wait_parity_cluster(mbar, parity)) {}
