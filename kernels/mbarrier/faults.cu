@@ -1,22 +1,24 @@
 // How does a ring of stages break, and what does each mistake look like from outside?
 //
-// The pipeline is complete and correct. FAULT names one mistake (faults.py says each in a sentence); it is made at
-// the one place below that asks for its name. The answer is in tests/kernels/test_deadlocks.py: a report by content
-// for each, from the emulated GPU and from the bounded waits of watchdog.cuh.
+// The pipeline is complete and correct. FAULT names one mistake, made where its name stands below; faults.py
+// says each in a sentence. The answers are in tests/kernels/test_deadlocks.py: what the emulated GPU reports,
+// and what the bounded waits of watchdog.cuh record.
 //
-// Moves      num_tiles x TILE_BYTES of u32 from src, doubled, to dst: cp.async.bulk into a stage, doubled in place,
-//            cp.async.bulk out of it.
+// Moves      num_tiles x TILE_BYTES of u32 from src, doubled, to dst: cp.async.bulk into a stage, doubled in
+//            place, cp.async.bulk out of it.
 // In flight  NUM_STAGES x TILE_BYTES of loads per CTA.
 // Needs      sm_90. src and dst 16-byte aligned, not overlapping.
 // Barriers   full[s]: 1 arrival (the producer, with expect_tx of TILE_BYTES) and those bytes.
-//            empty[s]: WARPS arrivals, one per consumer warp, once its bulk store has read its part of the stage.
-//            Both complete once per use of stage s. Consumers await full[s] with parity 0 first; the producer awaits
-//            empty[s] with parity 1, which a fresh barrier answers at once. Parities flip at each wrap of the ring.
+//            empty[s]: WARPS arrivals, one per consumer warp, once its bulk store has read its part.
+//            Both complete once per use of stage s. Consumers await full[s] with parity 0 first; the
+//            producer awaits empty[s] with parity 1, which a fresh barrier answers at once. Parities flip at
+//            each wrap of the ring.
 // Proxies    generic writes (doubling) -> async reads (bulk store): fence.proxy.async by each writer.
 // Shared     dynamic: stages, NUM_STAGES x TILE_BYTES; static: full[], empty[].
-// Compile    nvcc -arch=sm_90a -cubin -I../include -DTILE_BYTES=4096 -DNUM_STAGES=2 -DWARPS=4 -DFAULT=NONE faults.cu
-// Launch     any grid (CTAs stride over the tiles), (1 + WARPS) x 32 threads, NUM_STAGES x TILE_BYTES of dynamic
-//            shared memory.
+// Compile    nvcc -arch=sm_90a -cubin -I../include -DTILE_BYTES=4096 -DNUM_STAGES=2 -DWARPS=4 -DFAULT=NONE
+//            faults.cu
+// Launch     any grid (CTAs stride over the tiles), (1 + WARPS) x 32 threads, NUM_STAGES x TILE_BYTES of
+//            dynamic shared memory.
 #include "ptx.cuh"
 
 enum Fault {
@@ -28,9 +30,7 @@ enum Fault {
 };
 
 static_assert(NUM_STAGES >= 2, "a wait on the wrong barrier needs a second one");
-static_assert(TILE_BYTES % (WARPS * 128) == 0, "each consumer warp takes an equal part of the tile, a word per lane");
-
-constexpr u32 PART_BYTES = TILE_BYTES / WARPS;
+static_assert(TILE_BYTES % (WARPS * 128) == 0, "each consumer warp takes an equal part, a word per lane");
 
 extern __shared__ __align__(128) u8 stages[];
 __shared__ u64 full[NUM_STAGES];
@@ -65,6 +65,7 @@ PTX_INLINE void produce(const u8* src, u32 num_tiles) {  // one thread
 }
 
 PTX_INLINE void consume(u8* dst, u32 num_tiles) {  // each of WARPS warps
+  constexpr u32 PART_BYTES = TILE_BYTES / WARPS;
   const u32 lane = threadIdx.x % 32, part = threadIdx.x / 32 * PART_BYTES;
   u32 s = 0, phase = 0;
   for (u32 tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
@@ -99,7 +100,7 @@ mbarrier_faults(u8* dst, const u8* src, u32 num_tiles) {
   if (threadIdx.x == 0) init_barriers();
   if constexpr (FAULT != INIT_NOT_SYNCED) __syncthreads();
 
-  constexpr u32 producer = FAULT == PRODUCER_NOT_REACHED ? (1 + WARPS) * 32 : WARPS * 32;  // one past the last thread
+  const bool produces = FAULT != PRODUCER_NOT_REACHED && threadIdx.x == WARPS * 32;
   if (threadIdx.x < WARPS * 32) consume(dst, num_tiles);
-  else if (threadIdx.x == producer) produce(src, num_tiles);
+  else if (produces) produce(src, num_tiles);
 }

@@ -21,6 +21,7 @@ from smfree.emulator.ptx.ast import (
     Pair,
     Reg,
     Sink,
+    SourceLine,
     Special,
     Symbol,
     TensorAddress,
@@ -353,6 +354,13 @@ def test_source_lines_come_from_loc_and_line_zero_is_no_line() -> None:
     assert str(d.source) == "a.cu:27 (inlined from b.cuh:15)"
     assert d.source is not None and d.source.function == "g"
     assert module.files == {1: "a.cu", 2: "b.cuh"}
+
+
+def test_the_line_of_a_helper_in_the_kernels_own_file_goes_before_its_call() -> None:
+    call = SourceLine("/k/a.cu", 103)
+    wait = SourceLine("/k/a.cu", 72, call, "consume")
+    assert str(wait) == "a.cu:72"
+    assert str(SourceLine("/k/ptx.cuh", 210, wait, "wait_parity")) == "a.cu:72 (inlined from ptx.cuh:210)"
 
 
 # --------------------------------------------------------------------------------------- scopes and labels

@@ -31,7 +31,7 @@ class StallUnit:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.spinning: list[tuple[int, Group]] = []
-        self._marks: dict[tuple[int, int], tuple[tuple[int, int], list[Any], LaneSet, int]] = {}
+        self._marks: dict[tuple[int, int], tuple[tuple[tuple[int, int], int], list[Any], LaneSet, int]] = {}
         self._polite: list[Group] = []
         self._tired: list[Group] = []
         self._mark: tuple[tuple[int, int], Any] = ((-1, 0), None)
@@ -73,15 +73,16 @@ class StallUnit:
         if it has had enough turns."""
         key = (g.pc, id(g.lanes))
         progress = self.launch.progress
+        seen = (self._seen, self._time_outs)  # after a time-out a wait goes back to sleep: that is no polling
         now = [g.regs[r] for r in self.launch.program.live(g.pc)]
         before = self._marks.get(key)
         if len(self._marks) >= MARKS_KEPT:
             self._marks.clear()
         turns = 0 if before is None else before[3] + 1
-        self._marks[key] = (self._seen, now, g.lanes, turns)  # the lanes, so that their id stays theirs
+        self._marks[key] = (seen, now, g.lanes, turns)  # the lanes, so that their id stays theirs
         if before is None:
             return False
-        if before[0] == self._seen and all(_equal(a, b) for a, b in zip(before[1], now, strict=True)):
+        if before[0] == seen and all(_equal(a, b) for a, b in zip(before[1], now, strict=True)):
             self.spinning.append((progress, g))
             return True
         if self.launch.schedule.fair:

@@ -15,7 +15,8 @@ from pathlib import PurePath
 class SourceLine:
     """A line of the program that was compiled to PTX; ``inlined_at`` is the call site, innermost first.
 
-    As text, the line of the kernel comes first: "pingpong.cu:41 (inlined from ptx.cuh:127)".
+    As text, the line in the kernel's own file comes first: "pingpong.cu:41 (inlined from ptx.cuh:127)". It
+    is the innermost one where functions of that file were inlined into each other.
     """
 
     file: str
@@ -24,13 +25,12 @@ class SourceLine:
     function: str | None = None
 
     def __str__(self) -> str:
-        outermost = self
-        while outermost.inlined_at is not None:
-            outermost = outermost.inlined_at
+        chain = [self]
+        while chain[-1].inlined_at is not None:
+            chain.append(chain[-1].inlined_at)
+        own = next(line for line in chain if line.file == chain[-1].file)
         here = f"{PurePath(self.file).name}:{self.line}"
-        if outermost is self:
-            return here
-        return f"{PurePath(outermost.file).name}:{outermost.line} (inlined from {here})"
+        return here if own is self else f"{PurePath(own.file).name}:{own.line} (inlined from {here})"
 
 
 # ------------------------------------------------------------------------------------------------ operands
