@@ -77,7 +77,7 @@ class MatmulConfig:
 def matmul(
     c: DeviceArray, a: DeviceArray, b: DeviceArray, *, config: MatmulConfig, stream: Stream | None = None
 ) -> LaunchInfo:
-    """``c = a @ b.T``: ``a`` (m, k) and ``b`` (n, k) are bfloat16, given as uint16 bits (:func:`to_bfloat16`),
+    """``c = a @ b.T``: ``a`` (m, k) and ``b`` (n, k) are bfloat16, given as uint16 (:func:`to_bfloat16`),
     16-byte aligned, k a positive multiple of 8; ``c`` (m, n) is float32. All row-major.
 
     The sum over k is rounded as the tensor cores do it. Queues on ``stream`` and returns; nothing is launched
@@ -124,7 +124,8 @@ def _shapes(c: DeviceArray, a: DeviceArray, b: DeviceArray) -> tuple[int, int, i
     for name, array, dtype in (("a", a, np.uint16), ("b", b, np.uint16), ("c", c, np.float32)):
         if array.device is not c.device:
             raise OperandError(
-                f"{name} and c must be on one device (got {array.device.spec} and {c.device.spec}); copy it over"
+                f"{name} and c must be on one device (got {array.device.spec} and {c.device.spec}); "
+                "copy one over"
             )
         if array.dtype != dtype or len(array.shape) != 2:
             raise OperandError(
@@ -134,11 +135,12 @@ def _shapes(c: DeviceArray, a: DeviceArray, b: DeviceArray) -> tuple[int, int, i
     (m, k), (n, depth) = a.shape, b.shape
     if depth != k or c.shape != (m, n):
         raise OperandError(
-            f"shapes must be (m, k), (n, k) and (m, n) (got {a.shape}, {b.shape} and {c.shape}); b is transposed"
+            "a, b and c must have shapes (m, k), (n, k) and (m, n) "
+            f"(got {a.shape}, {b.shape} and {c.shape}); b is given transposed"
         )
     if k == 0 or k % 8:
         raise OperandError(
-            f"k must be a positive multiple of 8, so that rows of a tensor map start 16-byte aligned (got {k}); "
+            f"k must be a positive multiple of 8, so that rows start 16-byte aligned (got {k}); "
             f"pad a and b with zeros to {max(-(-k // 8) * 8, 8)} columns"
         )
     for name, array in (("a", a), ("b", b)):
