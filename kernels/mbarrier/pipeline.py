@@ -284,6 +284,18 @@ class PipelineConfig:
         return grid if self.max_ctas is None else min(grid, self.max_ctas)
 
 
+def check_roles(threads: int, *, producer_warps: int = 1) -> None:
+    """Warps are left to compute beside those that move. Raises ConfigError."""
+    check_threads(threads)
+    least = 32 * (producer_warps + 1)
+    require(
+        threads >= least,
+        f"threads must be at least {least}: warps that move and one more",
+        threads,
+        "use 160",
+    )
+
+
 def run_axpy(
     dst: DeviceArray,
     x: DeviceArray,
