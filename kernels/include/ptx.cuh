@@ -102,6 +102,10 @@ PTX_INLINE void st_global_wt(void* dst, const b32x4& src) {
                :: "l"(dst), "r"(src.x), "r"(src.y), "r"(src.z), "r"(src.w) : "memory");
 }
 
+PTX_INLINE void red_global_add_f32(float* dst, float value) {  // relaxed, at the scope of the GPU
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" :: "l"(dst), "f"(value) : "memory");
+}
+
 // ---- ld and st: shared memory, at most 16 bytes per thread --------------------------------------
 PTX_INLINE void ld_shared(b32x1& dst, u32 src) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(dst.x) : "r"(src) : "memory");
