@@ -145,9 +145,11 @@ class RegisterPlan:
 
     @classmethod
     def of(cls, registers_per_block: int, roles: Mapping[str, tuple[int, int]]) -> RegisterPlan:
-        """With as many registers at launch as one CTA per SM can have: a multiple of 8, at most 248."""
+        """With as many registers at launch as ptxas gives a kernel with setmaxnreg: what its launch bounds
+        allow, a multiple of 8, but no more than the largest role (tests/kernels/test_sass.py)."""
         threads = sum(count for count, _ in roles.values())
-        return cls(min(248, registers_per_block // threads // 8 * 8), roles)
+        largest = max(registers for _, registers in roles.values())
+        return cls(min(largest, registers_per_block // threads // 8 * 8), roles)
 
     @property
     def pool(self) -> int:
