@@ -20,14 +20,12 @@ from kernels.common import (
     check_apart,
     check_available,
     check_call,
-    check_shared,
-    check_stages,
     check_whole,
     launch,
-    persistent_grid,
     require,
     tma_unavailable,
 )
+from kernels.tma.ring import RingConfig
 from smfree.cuda import CudaSource, DeviceArray, OobFill, Stream
 from smfree.cuda.tensormap import TensorMapSpec, data_type_of, encode
 
@@ -36,29 +34,25 @@ MAX_BOX = 256
 MAX_ELEMENT_STRIDE = 8
 COORDINATE_LIMIT = 2**31
 """Coordinates are s32."""
-SHARED_ALIGN = 128
-STATIC_SHARED_BYTES = 128
-"""full[], padded to the alignment of the stages."""
 unavailable = tma_unavailable
 
 
 @dataclass(frozen=True)
-class TensorNdConfig:
+class TensorNdConfig(RingConfig):
     """How ``tma_tensor_nd`` is compiled and launched: ``num_stages`` boxes in flight, one thread asking.
 
     ``box``: elements of dst per tile and dimension. ``element_strides``: every how many-th element of src is
     taken, 1 to 8 (empty: all 1; the innermost is 1, PTX ISA "Traversal-Stride"). ``element_bytes`` 1, 2, 4
-    or 8. ``fill``: what loads write for elements outside src. ``max_ctas`` 0: one per SM. Raises ConfigError.
+    or 8. ``fill``: what loads write for elements outside src. Raises ConfigError.
     """
 
     box: tuple[int, ...]
     element_bytes: int = 4
     element_strides: tuple[int, ...] = ()
-    num_stages: int = 4
     fill: OobFill = OobFill.ZERO
-    max_ctas: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(
             1 <= self.rank <= MAX_RANK,
             "box has 1 to 5 dimensions",
@@ -106,9 +100,6 @@ class TensorNdConfig:
             f"{self.box[-1]} x {self.element_bytes} bytes",
             f"use a multiple of {16 // self.element_bytes} elements",
         )
-        check_stages(self.num_stages)
-        check_whole("max_ctas", self.max_ctas)
-        require(self.max_ctas >= 0, "max_ctas is not negative", self.max_ctas, "use 0 for one per SM")
 
     @property
     def rank(self) -> int:
@@ -122,28 +113,8 @@ class TensorNdConfig:
 
     @property
     def tile_bytes(self) -> int:
-        """Bytes of a tile in shared memory."""
+        """Bytes of a tile in shared memory; elements outside src count, they are filled."""
         return math.prod(self.box) * self.element_bytes
-
-    @property
-    def stage_bytes(self) -> int:
-        """Distance of two stages in shared memory."""
-        return -(-self.tile_bytes // SHARED_ALIGN) * SHARED_ALIGN
-
-    @property
-    def full_arrivals(self) -> int:
-        """Arrivals that complete a phase of ``full[s]``: the asking thread's."""
-        return 1
-
-    @property
-    def expect_tx_bytes(self) -> int:
-        """Bytes that complete a phase of ``full[s]``; elements outside src count, they are filled."""
-        return self.tile_bytes
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory per CTA: the stages. The barriers are static."""
-        return self.num_stages * self.stage_bytes
 
     @property
     def source(self) -> CudaSource:
@@ -174,7 +145,6 @@ def copy(
     """
     capabilities = check_call(config, TensorNdConfig, src=src, dst=dst)
     check_available(unavailable(capabilities))
-    check_shared(config.shared_bytes + STATIC_SHARED_BYTES, capabilities)
     check_alike(dst, src)
     origin = tuple(start) or (0,) * config.rank
     src_shape = tuple(shape) or src.shape
@@ -198,7 +168,7 @@ def copy(
     )
     return launch(
         config.source,
-        persistent_grid(capabilities, min(num_tiles, config.max_ctas or num_tiles), 1),
+        config.grid_for(num_tiles, capabilities),
         32,
         (dst_map, src_map, tiling),
         device_array=src,

@@ -172,7 +172,7 @@ def test_a_box_announced_over_is_a_deadlock() -> None:
         ({"element_strides": (1, 2)}, "innermost element stride is 1 .got 2"),
         ({"element_bytes": 3}, "element_bytes is 1, 2, 4 or 8 .got 3"),
         ({"num_stages": 9}, "num_stages must be 1 to 8"),
-        ({"max_ctas": -1}, "max_ctas is not negative"),
+        ({"max_ctas": 0}, "max_ctas must be at least 1 .got 0"),
     ],
 )
 def test_wrong_configurations_are_refused_before_compiling(changes: dict[str, Any], message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def mutated(config: Any, line: str, replacement: str) -> Any:
         def source(self) -> CudaSource:
             return CudaSource(source.path, dict(source.defines), text=text)
 
-    return Mutated(**{name: getattr(config, name) for name in config.__dataclass_fields__})
+    return Mutated(**{item.name: getattr(config, item.name) for item in fields(config)})
 
 
 @contextmanager
