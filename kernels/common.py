@@ -104,6 +104,14 @@ def tma_unavailable(capabilities: Capabilities) -> str | None:
     return f"needs the TMA (compute capability 9.0 or higher); {capabilities.name} has {major}.{minor}"
 
 
+def cp_async_unavailable(capabilities: Capabilities) -> str | None:
+    """Why ``cp.async`` cannot be used on a device, None when it can."""
+    if capabilities.has_cp_async:
+        return None
+    major, minor = capabilities.compute_capability
+    return f"needs cp.async (compute capability 8.0 or higher); {capabilities.name} has {major}.{minor}"
+
+
 def check_available(reason: str | None) -> None:
     """Raise ConfigError with ``reason`` unless it is None."""
     if reason is not None:

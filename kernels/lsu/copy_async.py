@@ -19,6 +19,7 @@ from kernels.common import (
     check_threads,
     check_tile,
     check_whole,
+    cp_async_unavailable,
     launch,
     persistent_grid,
     require,
@@ -29,6 +30,7 @@ from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream
 VECTOR_BYTES = (4, 8, 16)
 MAX_UNROLL = 8
 BEST_UNROLL = 4
+unavailable = cp_async_unavailable
 
 
 class CacheOperator(StrEnum):
@@ -96,14 +98,6 @@ class AsyncCopyConfig:
                 "UNROLL": self.unroll,
             },
         )
-
-
-def unavailable(capabilities: Capabilities) -> str | None:
-    """Why a device cannot run it, None when it can."""
-    if capabilities.has_cp_async:
-        return None
-    major, minor = capabilities.compute_capability
-    return f"needs cp.async (compute capability 8.0 or higher); {capabilities.name} has {major}.{minor}"
 
 
 def throughput_config(
