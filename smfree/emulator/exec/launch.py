@@ -25,6 +25,7 @@ from smfree.emulator.exec.decode import Decoder, Program, Segment, Step
 from smfree.emulator.exec.flow_unit import FlowUnit
 from smfree.emulator.exec.lanes import WARP_SIZE, Geometry, Group
 from smfree.emulator.exec.memory_unit import MemoryUnit
+from smfree.emulator.exec.register_unit import RegisterUnit
 from smfree.emulator.exec.report import place, xyz
 from smfree.emulator.exec.schedule import Schedule, make_schedule
 from smfree.emulator.exec.stall_unit import StallUnit
@@ -154,6 +155,7 @@ class Launch:
         self.copy = CopyUnit(self)
         self.flow = FlowUnit(self)
         self.stalls = StallUnit(self)
+        self.registers = RegisterUnit(self, registers)
         self.trace = device.trace.begin(self) if device.trace is not None and schedule.timed else None
         self.program: Program = Decoder(kernel, self, symbols).program()
         self._visits = [[0, 0] for _ in self.program.steps]  # warps and lanes that executed each step
@@ -326,6 +328,7 @@ class Launch:
         retired = lanes.slots[self.live[lanes.slots] == 0]
         if len(retired):
             self.copy.retire(retired)
+            self.registers.retire(retired)
             self.free_slots.extend(self._vacated(retired).tolist())
         self.sync.lanes_left(lanes.slots)
         return False
@@ -349,6 +352,7 @@ class Launch:
         self.memory.shared.reset(slots)
         self.sync.mbarriers.reset(slots)
         self.sync.reset(slots)
+        self.registers.reset(slots)
         self.cta[slots] = self._in_launch_order(self.next_cta + np.arange(len(slots)))
         self.next_cta += len(slots)
         self.live[slots] = self.geometry.threads

@@ -87,6 +87,7 @@ def deadlock(launch: Launch) -> Deadlock:
     lines += _mbarrier_lines(launch)
     lines += _barrier_lines(launch)
     lines += _warp_lines(launch)
+    lines += _register_lines(launch)
     spinning = waiting_threads(launch, [(g, None) for _, g in launch.stalls.spinning])
     if spinning:
         lines.append("looping for ever over what nobody else will change: " + "; ".join(_few(spinning)))
@@ -187,6 +188,14 @@ def _warp_lines(launch: Launch) -> list[str]:
                 + "; ".join(_few(waiting_threads(launch, [(g, g.lanes.warp == warp)])))
             )
     return lines
+
+
+def _register_lines(launch: Launch) -> list[str]:
+    return [
+        f"registers of {launch.name_cta(slot)}: {launch.registers.describe(slot)}; waiting: "
+        + "; ".join(_few(waiting_threads(launch, [(g, g.lanes.slot == slot) for g in groups])))
+        for slot, groups in sorted(launch.registers.waiting().items())[:_MANY]
+    ]
 
 
 def _bits(lanes: Any) -> int:

@@ -48,7 +48,7 @@ class WarpWait:
     """Parked at a warp-wide instruction until all member lanes are there."""
 
     mask: int
-    act: Callable[[Group], None]
+    act: Callable[[Group], bool | None]
     anywhere: bool = False
 
 
@@ -289,16 +289,16 @@ class SyncUnit:
     # ---------------------------------------------------------------- warp-wide instructions
 
     def gather_warp(
-        self, g: Group, mask: int, act: Callable[[Group], None], *, anywhere: bool = False
+        self, g: Group, mask: int, act: Callable[[Group], bool | None], *, anywhere: bool = False
     ) -> bool:
         """Run ``act`` once every live member of the mask is in the group; park the lanes until then.
+        ``act`` answers False when it has parked the group itself.
 
         ``anywhere``: the members may execute different instructions of this kind (bar.warp.sync).
         """
         value = g.regs[mask]
         if g.lanes.full_warps and type(value) is not np.ndarray and int(value) == 0xFFFFFFFF:
-            act(g)
-            return True
+            return act(g) is not False
         g.wait = WarpWait(mask, act, anywhere)
         mates = [p for p in self.warp_parked if p.pc == g.pc and np.isin(p.lanes.warps, g.lanes.warps).any()]
         if mates:
@@ -313,7 +313,8 @@ class SyncUnit:
         complete = self._complete(g, [g])
         if complete.all():
             g.wait = None
-            wait.act(g)
+            if wait.act(g) is False:
+                return False
             if resume_self:
                 self.launch.flow.resume([g])
                 return False
@@ -356,8 +357,8 @@ class SyncUnit:
             self.warp_parked.append(no)
         if yes is not None:
             yes.wait = None
-            wait.act(yes)
-            self.launch.flow.resume([yes])
+            if wait.act(yes) is not False:
+                self.launch.flow.resume([yes])
 
     def _meet_anywhere(self, g: Group) -> None:
         """bar.warp.sync: its members may stand at different ones."""

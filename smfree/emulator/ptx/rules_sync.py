@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from smfree.emulator.ptx.ast import Address, Pair, Sink, Vector
 from smfree.emulator.ptx.declarations import TYPE_BYTES
 from smfree.emulator.ptx.rules import Finding, Site, table
+from smfree.emulator.ptx.setmaxnreg import entry_registers, increases
 
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 _ACCESS_ORDERS = {"ld": ("acquire", "relaxed"), "st": ("release", "relaxed")}
@@ -114,6 +115,13 @@ def _setmaxnreg(site: Site) -> Iterator[Finding]:
         yield Finding(
             "setmaxnreg.count", f"setmaxnreg takes a multiple of 8, got {count}; use {count // 8 * 8}"
         )
+    elif site.has("dec"):
+        most = max(increases(site.function), default=entry_registers(site.function) or count)
+        if count > most:
+            yield Finding(
+                "setmaxnreg.dec",
+                f"setmaxnreg.dec to {count} registers, but no warp ever owns more than {most}",
+            )
 
 
 def _elect(site: Site) -> Iterator[Finding]:
