@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smfree.emulator.errors import BarrierFault, EmulationError, Unsupported
+from smfree.emulator.errors import BarrierFault, EmulationError
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_ops import flat_addresses, resolve_generic
 from smfree.emulator.exec.table import Visible, visible
@@ -71,13 +71,15 @@ def barrier(dec: Decoder, ins: ast.Instr) -> Visible:
 
     def act(g: Group) -> bool:
         ids = g.regs[number]
+        if type(ids) is np.ndarray and (ids != ids[0]).any():
+            _check_one_per_warp(g, ids)
+            for part in launch.flow.part_mask(g, ids == ids[0]):
+                assert part is not None
+                launch.current = part
+                if act(part):
+                    launch.flow.resume([part])
+            return False
         first = int(ids[0]) if type(ids) is np.ndarray else int(ids)
-        if type(ids) is np.ndarray and (ids != first).any():
-            raise Unsupported(
-                "a barrier number that differs between threads running together is not modelled",
-                rule="unsupported",
-                index=int(np.argmax(ids != first)),
-            )
         if first >= NUM_HARDWARE_BARRIERS:
             raise BarrierFault(
                 f"barrier number must be 0..{NUM_HARDWARE_BARRIERS - 1} (got {first})",
@@ -88,6 +90,19 @@ def barrier(dec: Decoder, ins: ast.Instr) -> Visible:
         return bool(launch.sync.barrier(g, first, expected, aligned=aligned, arrive_only=arrive))
 
     return act
+
+
+def _check_one_per_warp(g: Group, ids: Any) -> None:
+    """Warps may name different barriers, the lanes of a warp may not."""
+    of_warp = ids[g.lanes.warp_starts][g.lanes.warp_index]
+    apart = np.flatnonzero(ids != of_warp)
+    if len(apart):
+        raise BarrierFault(
+            f"the lanes of a warp must name one barrier (got {int(of_warp[apart[0]])} and "
+            f"{int(ids[apart[0]])}); give the whole warp one number",
+            rule="bar.number",
+            index=int(apart[0]),
+        )
 
 
 def _nothing(g: Group) -> None:
