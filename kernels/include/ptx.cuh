@@ -332,6 +332,12 @@ PTX_INLINE void cp_async_bulk_tensor_5d_shared_global(u32 dst, const TensorMap* 
                "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];"
                :: "r"(dst), "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(mbar) : "memory");
 }
+PTX_INLINE void cp_async_bulk_tensor_2d_shared_global_cache_hint(u32 dst, const TensorMap* map, i32 c0,
+                                                                 i32 c1, u32 mbar, u64 policy) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+               "[%0], [%1, {%2, %3}], [%4], %5;"
+               :: "r"(dst), "l"(map), "r"(c0), "r"(c1), "r"(mbar), "l"(policy) : "memory");
+}
 PTX_INLINE void cp_async_bulk_tensor_2d_shared_global_multicast(u32 dst, const TensorMap* map, i32 c0, i32 c1,
                                                                 u32 mbar, u16 cta_mask) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
