@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from smfree.emulator.bytespace import ByteSpace, Report, TypedBytes, fault, raise_finding
+from smfree.emulator.host_memory import HostMemory
 from smfree.emulator.inflight import InFlight
 
 _GRANULE = 256
 RED_ZONE_BYTES = 256
+DEVICE_SPACE_BYTES = 1 << 40
+"""Addresses of one device."""
 
 
 @dataclass(slots=True)
@@ -63,17 +66,24 @@ class Allocator(ByteSpace):
 
     Addresses start at (ordinal + 1) TiB. Freed ranges are remembered (use after free, double free) and
     reused, oldest first, only when the address space is used up; their pages go back to the system at once.
+    ``host``: the memory outside that the node's devices may use.
     """
 
     def __init__(
-        self, ordinal: int = 0, capacity_bytes: int = 80 << 30, *, report: Report = raise_finding
+        self,
+        ordinal: int = 0,
+        capacity_bytes: int = 80 << 30,
+        *,
+        report: Report = raise_finding,
+        host: HostMemory | None = None,
     ) -> None:
         self.name = f"global memory of device {ordinal}"
-        self.base = (ordinal + 1) << 40
+        self.base = (ordinal + 1) * DEVICE_SPACE_BYTES
         self.capacity_bytes = capacity_bytes
         self.allocated_bytes = 0
         self.report = report
         self.in_flight = InFlight()
+        self.host = host or HostMemory()
         reserve = -(-(capacity_bytes + (64 << 20)) // (1 << 20)) << 20
         while True:
             try:

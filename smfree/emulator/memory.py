@@ -22,6 +22,7 @@ from smfree.emulator.bytespace import (
     or_reduce,
     raise_finding,
 )
+from smfree.emulator.errors import Unsupported
 from smfree.emulator.shared import LocalMemory, SharedMemory
 
 __all__ = [
@@ -276,6 +277,14 @@ class GlobalMemory(Allocator):
         inside = self._at_or_before(where)
         at = report_index if report_index is not None else index
         head = f"{what} of {size} bytes at 0x{where:x} in {self.name}"
+        on_host = self.host.range_of(where)
+        if on_host is not None:
+            raise Unsupported(
+                f"{what} of {size} bytes at 0x{where:x} in {on_host}: only loads, stores and atomics of "
+                "threads that all go there are modelled; copy it to the device first",
+                rule="unsupported.host_memory",
+                index=at,
+            )
         if inside is not None and inside.freed and where < inside.end:
             raise fault("memory.use_after_free", at, f"{head} touches {inside}", "free it after its last use")
         if inside is not None and where < inside.end:

@@ -6,9 +6,7 @@ modelled host clock. Nothing lives in a module global, so several nodes can stan
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import mmap
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from smfree.emulator.clock import L2, Clock
 from smfree.emulator.counters import Counters
 from smfree.emulator.errors import EmulationError, Severity
 from smfree.emulator.exec.launch import run as run_kernel
+from smfree.emulator.host_memory import HostMemory
 from smfree.emulator.memory import GlobalMemory
 from smfree.emulator.profile import LINE_BYTES, Profile
 from smfree.emulator.profile import load as load_profile
@@ -130,20 +129,6 @@ class DeviceState:
         return self.retained > 0
 
 
-@dataclass(slots=True, eq=False)
-class HostRange:
-    """Host memory that the devices know of: allocated by the driver (``owner`` set) or registered."""
-
-    address: int
-    nbytes: int
-    flags: int
-    owner: mmap.mmap | None = None
-
-    @property
-    def end(self) -> int:
-        return self.address + self.nbytes
-
-
 class Node:
     """An emulated machine with one device per profile.
 
@@ -182,7 +167,7 @@ class Node:
         """Per host thread: ``contexts``, the stack of current contexts (device ordinals)."""
         self.objects: dict[int, Any] = {}
         """Everything a handle can name."""
-        self.host_ranges: dict[int, HostRange] = {}
+        self.host = HostMemory()
         self.described: dict[str, tuple[int, int]] = {}
         """Registers and local bytes by function name, for modules loaded later."""
         self._handles = itertools.count(_FIRST_HANDLE, 0x10)
@@ -201,7 +186,7 @@ class Node:
         return DeviceState(
             ordinal=ordinal,
             profile=profile,
-            memory=GlobalMemory(ordinal, spec.memory_bytes, report=self.found),
+            memory=GlobalMemory(ordinal, spec.memory_bytes, report=self.found, host=self.host),
             clock=Clock(profile),
             l2=L2(profile, -(-spec.memory_bytes // LINE_BYTES)),
             strict=self.strict,
@@ -236,22 +221,6 @@ class Node:
         for handle, thing in list(self.objects.items()):
             if getattr(thing, "context", None) == ordinal:
                 del self.objects[handle]
-
-    # --------------------------------------------------------------------------------------- host memory
-
-    def allocate_host(self, nbytes: int, flags: int) -> HostRange:
-        """Page-locked host memory that every device can address."""
-        owner = mmap.mmap(-1, nbytes)
-        found = HostRange(ctypes.addressof(ctypes.c_char.from_buffer(owner)), nbytes, flags, owner)
-        self.host_ranges[found.address] = found
-        return found
-
-    def host_range_of(self, address: int, nbytes: int = 1) -> HostRange | None:
-        """The known host range that contains all of [address, address + nbytes), if any."""
-        for found in self.host_ranges.values():
-            if found.address <= address and address + nbytes <= found.end:
-                return found
-        return None
 
     def device_of(self, address: int) -> DeviceState | None:
         """The device whose live allocation contains ``address``."""

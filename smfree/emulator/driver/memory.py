@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from cuda.bindings import driver as cuda
 
+from smfree.emulator.allocations import DEVICE_SPACE_BYTES
 from smfree.emulator.driver.base import DriverBase, Needs, as_context, calling_line, entry
 from smfree.emulator.driver.errors import CUresult, Refusal, invalid
 from smfree.emulator.errors import MemoryFault
-from smfree.emulator.node import DeviceState, HostRange
-
-_DEVICE_SPACE_BYTES = 1 << 40
+from smfree.emulator.host_memory import HostRange
+from smfree.emulator.node import DeviceState
 
 
 class Place(NamedTuple):
@@ -75,7 +75,7 @@ class MemoryCalls(DriverBase):
     def _owner(self, address: int) -> DeviceState:
         """The device whose address space holds ``address``."""
         for device in self.node.devices:
-            if 0 <= address - device.memory.base < _DEVICE_SPACE_BYTES:
+            if 0 <= address - device.memory.base < DEVICE_SPACE_BYTES:
                 return device
         raise invalid(f"{address:#x} is no device address")
 
@@ -123,7 +123,7 @@ class MemoryCalls(DriverBase):
             found = device.memory.allocation_of(address)
             assert found is not None
             return cuda.CUdeviceptr(found.start), found.nbytes
-        host = self.node.host_range_of(address)
+        host = self.node.host.range_of(address)
         if host is None:
             raise Refusal(CUresult.CUDA_ERROR_NOT_FOUND, f"{address:#x} is in no live allocation")
         return cuda.CUdeviceptr(host.address), host.nbytes
@@ -146,7 +146,7 @@ class MemoryCalls(DriverBase):
         if nbytes <= 0:
             raise invalid(f"bytesize must be positive, got {nbytes}")
         try:
-            return self.node.allocate_host(nbytes, flags).address
+            return self.node.host.allocate(nbytes, flags).address
         except OSError as error:
             raise Refusal(
                 CUresult.CUDA_ERROR_OUT_OF_MEMORY, f"{nbytes} bytes of host memory: {error}"
@@ -158,38 +158,38 @@ class MemoryCalls(DriverBase):
         if found.owner is None:
             raise invalid(f"{found.address:#x} was registered, not allocated; use cuMemHostUnregister")
         self._synchronize(self._device())
-        del self.node.host_ranges[found.address]
+        self.node.host.drop(found.address)
 
     @entry(0)
     def cuMemHostRegister(self, p: Any, bytesize: int, Flags: int) -> None:
         address = address_of(p)
         if not address or bytesize <= 0:
             raise invalid(f"p must not be NULL and bytesize be positive, got {address:#x} and {bytesize}")
-        for known in self.node.host_ranges.values():
+        for known in self.node.host.ranges.values():
             if known.address < address + bytesize and address < known.end:
                 raise Refusal(
                     CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
                     f"[{address:#x}, +{bytesize}) overlaps the known [{known.address:#x}, +{known.nbytes})",
                 )
-        self.node.host_ranges[address] = HostRange(address, int(bytesize), int(Flags))
+        self.node.host.register(address, int(bytesize), int(Flags))
 
     @entry(0)
     def cuMemHostUnregister(self, p: Any) -> None:
         address = address_of(p)
-        found = self.node.host_ranges.get(address)
+        found = self.node.host.ranges.get(address)
         if found is None or found.owner is not None:
             raise Refusal(
                 CUresult.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, f"{address:#x} starts no registered range"
             )
         self._synchronize(self._device())
-        del self.node.host_ranges[address]
+        self.node.host.drop(address)
 
     @entry(1)
     def cuMemHostGetDevicePointer(self, p: Any, Flags: int) -> Any:
         if int(Flags) != 0:
             raise invalid(f"Flags must be 0, got {Flags}")
         address = address_of(p)
-        if self.node.host_range_of(address) is None:
+        if self.node.host.range_of(address) is None:
             raise invalid(f"{address:#x} is in no page-locked range; use cuMemHostAlloc or cuMemHostRegister")
         return cuda.CUdeviceptr(address)
 
@@ -199,7 +199,7 @@ class MemoryCalls(DriverBase):
 
     def _host_start(self, p: Any) -> HostRange:
         address = address_of(p)
-        found = self.node.host_ranges.get(address)
+        found = self.node.host.ranges.get(address)
         if found is None:
             raise invalid(f"{address:#x} starts no page-locked range")
         return found
@@ -212,19 +212,19 @@ class MemoryCalls(DriverBase):
         ``on_device``: the argument is a CUdeviceptr, so pageable memory is refused too.
         """
         for device in self.node.devices:
-            if 0 <= address - device.memory.base < _DEVICE_SPACE_BYTES:
+            if 0 <= address - device.memory.base < DEVICE_SPACE_BYTES:
                 try:
                     device.memory.check_range(address, max(1, nbytes), role)
                 except MemoryFault as fault:
                     raise invalid(str(fault)) from None
                 return Place(address, device, None)
-        known = self.node.host_range_of(address, max(1, nbytes))
+        known = self.node.host.range_of(address, max(1, nbytes))
         if known is None and on_device:
             raise invalid(f"{role}: {address:#x} is neither a device address nor page-locked; use cuMemAlloc")
         if known is None and address == 0 and nbytes:
             raise invalid(f"{role} is NULL")
         if known is None:
-            for other in self.node.host_ranges.values():
+            for other in self.node.host.ranges.values():
                 if other.address < address + nbytes and address < other.end:
                     raise invalid(
                         f"{role}: [{address:#x}, +{nbytes}) is partly inside the page-locked range "
@@ -235,7 +235,7 @@ class MemoryCalls(DriverBase):
     @entry(1)
     def cuPointerGetAttribute(self, attribute: Any, ptr: Any) -> Any:
         address = int(ptr)
-        if self.node.device_of(address) is None and self.node.host_range_of(address) is None:
+        if self.node.device_of(address) is None and self.node.host.range_of(address) is None:
             raise invalid(f"{address:#x} is unknown to the driver")
         return self._pointer_attribute(attribute, address)
 
@@ -247,7 +247,7 @@ class MemoryCalls(DriverBase):
         return [self._pointer_attribute(item, int(ptr)) for item in (attributes or ())[: int(numAttributes)]]
 
     def _pointer_attribute(self, attribute: Any, address: int) -> Any:
-        device, host = self.node.device_of(address), self.node.host_range_of(address)
+        device, host = self.node.device_of(address), self.node.host.range_of(address)
         found = device.memory.allocation_of(address) if device is not None else None
         start = found.start if found is not None else host.address if host is not None else 0
         match attribute.name.removeprefix("CU_POINTER_ATTRIBUTE_"):

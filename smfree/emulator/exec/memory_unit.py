@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smfree.emulator.allocations import DEVICE_SPACE_BYTES
+from smfree.emulator.bytespace import ByteSpace
 from smfree.emulator.coalescing import sectors_per_warp, wavefronts_per_warp
 from smfree.emulator.errors import MemoryFault, Unsupported
 from smfree.emulator.exec.lanes import Group, LaneSet
@@ -107,6 +109,7 @@ class MemoryUnit:
         self.pitch = pitch
         self.device = launch.device
         self.global_memory = launch.device.memory
+        self.host_memory = self.global_memory.host
         self.shared = SharedMemory(launch.geometry.slots, pitch, launch.shared_bytes, report=launch.report)
         self.local: SharedMemory | None = None
         self.performed = np.zeros(launch.geometry.num_warps)  # when each warp's stores are visible to all
@@ -128,9 +131,17 @@ class MemoryUnit:
 
     # ---------------------------------------------------------------- global
 
+    def _home_of(self, addr: Any) -> ByteSpace:
+        """Where a global access goes: the device's memory, or the host's where that is what lies there."""
+        return self.host_memory if self._on_host(int(addr[0])) else self.global_memory
+
+    def _on_host(self, address: int) -> bool:
+        inside = 0 <= address - self.global_memory.base < DEVICE_SPACE_BYTES
+        return not inside and self.host_memory.range_of(address) is not None
+
     def load_global(self, at: Issue, addr: Any, size: int, count: int) -> tuple[Any, Any]:
         """(uint[n, count] loaded, when each warp's registers are filled; None without a clock)."""
-        values = self.global_memory.load(addr, size, count)
+        values = self._home_of(addr).load(addr, size, count)
         lanes, nbytes = at.lanes, size * count
         pattern = self.pattern(at, addr, nbytes)
         sectors, total = pattern.sectors
@@ -148,7 +159,7 @@ class MemoryUnit:
 
     def store_global(self, at: Issue, addr: Any, values: Any) -> None:
         """Store uint[n, k]."""
-        self.global_memory.store(addr, values)
+        self._home_of(addr).store(addr, values)
         lanes, nbytes = at.lanes, values.shape[1] * values.itemsize
         pattern = self.pattern(at, addr, nbytes)
         sectors, total = pattern.sectors
@@ -175,6 +186,8 @@ class MemoryUnit:
     def l2_hits(self, pattern: Pattern, addr: Any, *, write: bool) -> tuple[Any, Any]:
         """(bytes that L2 holds, bytes) of each warp's access; the lines are there afterwards."""
         lines, nbytes, first_runs, per_warp = pattern.runs
+        if self._on_host(int(addr[0])):
+            return np.zeros_like(per_warp), per_warp
         start = (int(addr[0]) - self.global_memory.base) // LINE_BYTES
         hits = np.add.reduceat(self.device.l2.touch(lines + start, write) * nbytes, first_runs)
         self.count_l2(int(per_warp.sum()), int(hits.sum()), write=write)
@@ -311,7 +324,7 @@ class MemoryUnit:
         if space == "shared":
             old = self.shared.atomic(op, self.flat_shared(g.lanes, addr, value.itemsize), value, compare)
         elif space == "global":
-            old = self.global_memory.atomic(op, addr, value, compare)
+            old = self._home_of(addr).atomic(op, addr, value, compare)
         else:
             raise Unsupported(f"atomics on {space} memory are not modelled", rule="unsupported")
         if atomic_changes(op, old, value, compare):  # a lock that is polled in vain is no progress

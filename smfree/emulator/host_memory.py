@@ -1,0 +1,118 @@
+"""Host memory that the devices know of: page-locked by the driver, or the program's own and registered.
+
+Kernels read and write it at its host address with plain loads, stores and atomics. What that takes over the
+link is not modelled: an access costs what one that misses the L2 costs. Asynchronous copies cannot reach it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from smfree.emulator.bytespace import SHIFT, ByteSpace, TypedBytes, as_addresses, as_elements, as_words, fault
+
+_ALIGN = 32
+"""The widest access; views start and end at multiples of it, which never leaves a page."""
+
+
+@dataclass(eq=False)
+class HostRange:
+    """One range: allocated by the driver (``owner`` set) or registered."""
+
+    address: int
+    nbytes: int
+    flags: int
+    owner: mmap.mmap | None = None
+
+    @property
+    def end(self) -> int:
+        return self.address + self.nbytes
+
+    @property
+    def base(self) -> int:
+        """Where :attr:`bytes` begins."""
+        return self.address // _ALIGN * _ALIGN
+
+    @cached_property
+    def bytes(self) -> TypedBytes:
+        """The memory itself, from :attr:`base` on."""
+        length = -(-self.end // _ALIGN) * _ALIGN - self.base
+        return TypedBytes(np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(self.base)))
+
+    def __str__(self) -> str:
+        return f"host memory [0x{self.address:x}, 0x{self.end:x}) of {self.nbytes} bytes"
+
+
+class HostMemory(ByteSpace):
+    """All known host ranges of a node; every byte counts as written. ``ranges``: by start address."""
+
+    name = "host memory"
+
+    def __init__(self) -> None:
+        self.ranges: dict[int, HostRange] = {}
+
+    def allocate(self, nbytes: int, flags: int) -> HostRange:
+        """New page-locked memory, zeroed."""
+        owner = mmap.mmap(-1, nbytes)
+        found = HostRange(ctypes.addressof(ctypes.c_char.from_buffer(owner)), nbytes, flags, owner)
+        self.ranges[found.address] = found
+        return found
+
+    def register(self, address: int, nbytes: int, flags: int) -> HostRange:
+        """Take in memory of the program."""
+        found = self.ranges[address] = HostRange(address, nbytes, flags)
+        return found
+
+    def drop(self, address: int) -> None:
+        """Forget the range that starts there."""
+        del self.ranges[address]
+
+    def range_of(self, address: int, nbytes: int = 1) -> HostRange | None:
+        """The range that contains all of [address, address + nbytes), if any."""
+        for found in self.ranges.values():
+            if found.address <= address and address + nbytes <= found.end:
+                return found
+        return None
+
+    # --- accesses of kernels ---
+
+    def load(self, addr: np.ndarray, elem_bytes: int, elems: int = 1) -> np.ndarray:
+        storage, index = self._words(addr, elem_bytes * elems, "load")
+        return as_elements(storage.take(index, elem_bytes * elems), len(index), elem_bytes, elems)
+
+    def store(self, addr: np.ndarray, values: np.ndarray) -> None:
+        words, size = as_words(values, len(addr))
+        storage, index = self._words(addr, size, "store")
+        storage.put(index, size, words)
+
+    def _atomic_words(self, addr: np.ndarray, size: int) -> tuple[TypedBytes, np.ndarray]:
+        return self._words(addr, size, "atomic")
+
+    def _words(self, addr: np.ndarray, size: int, what: str) -> tuple[TypedBytes, np.ndarray]:
+        """Storage and word indices of an access, checked: all lanes in one range, each aligned."""
+        addr = as_addresses(addr)
+        home = self.range_of(int(addr[0]))
+        assert home is not None, "the caller looked"
+        outside = (addr < home.address) | (addr + size > home.end)
+        if outside.any():
+            i = int(np.argmax(outside))
+            raise fault(
+                "memory.bounds",
+                i,
+                f"{what} of {size} bytes at 0x{int(addr[i]):x} is outside {home}, where other threads' go",
+                "check index and size",
+            )
+        rel = addr - home.base
+        if (rel & (size - 1)).any():
+            i = int(np.argmax((rel & (size - 1)) != 0))
+            raise fault(
+                "memory.misaligned",
+                i,
+                f"{what} of {size} bytes must be {size}-byte aligned (got 0x{int(addr[i]):x} in {home})",
+                "offset the pointer by a multiple of the vector or use a narrower access",
+            )
+        return home.bytes, rel >> SHIFT[size]
