@@ -33,7 +33,7 @@ class Pipeline:
     def config(
         self, tile_bytes: int, num_stages: int, *, work: int = 1, part: Part = Part.BOTH, **others: Any
     ) -> PipelineConfig:
-        """A checked configuration; ``others`` are ``threads``, ``ctas_per_sm``, ``max_ctas`` and what its type
+        """A checked configuration; ``others``: ``threads``, ``ctas_per_sm``, ``max_ctas`` and what its type
         has besides. Raises ConfigError."""
         return self.config_type(tile_bytes, num_stages, work=work, part=part, **others)
 
