@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from kernels.chain import Leg
+from kernels.mbarrier.registry import PIPELINES
 from smfree.measure.options import Axes
+from smfree.measure.pipelines import ratio_text
 from smfree.measure.records import Memory
 from smfree.model.crossover import format_bytes
 
@@ -85,6 +88,62 @@ THROUGHPUT: Mapping[Axes, ThroughputAxes] = {
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineAxes:
+    """Stage counts with computation and copy alike, and ``ratios`` of the two at ``ratio_stages`` stages for
+    the ``swept`` pipelines.
+
+    ``max_ctas`` CTAs (None: what fits on the whole device) of ``tiles_per_cta`` tiles.
+    """
+
+    pipelines: tuple[str, ...]
+    swept: tuple[str, ...]
+    tile_bytes: tuple[int, ...]
+    num_stages: tuple[int, ...]
+    ratios: tuple[float, ...]
+    ratio_stages: tuple[int, ...]
+    max_ctas: int | None
+    tiles_per_cta: int
+
+
+PIPELINE: Mapping[Axes, PipelineAxes] = {
+    Axes.QUICK: PipelineAxes(
+        pipelines=("pingpong", "ring"),
+        swept=("ring",),
+        tile_bytes=(4 * KIB,),
+        num_stages=(1, 2, 4),
+        ratios=(1.0, 2.0, 4.0),
+        ratio_stages=(2,),
+        max_ctas=4,
+        tiles_per_cta=16,
+    ),
+    Axes.FULL: PipelineAxes(
+        pipelines=("pingpong", "ring"),
+        swept=("pingpong", "ring"),
+        tile_bytes=(4 * KIB, 16 * KIB),
+        num_stages=tuple(range(1, 9)),
+        ratios=(0.25, 0.5, 1.0, 2.0, 4.0),
+        ratio_stages=(1, 2),
+        max_ctas=None,
+        tiles_per_cta=64,
+    ),
+}
+
+
+class Half(StrEnum):
+    """What of a pipeline runs: all of it, or one half, that of a single tile per CTA too."""
+
+    BOTH = "both"
+    COPY = "copy"
+    ONE_COPY = "one copy"
+    COMPUTE = "compute"
+    ONE_COMPUTE = "one compute"
+
+    @property
+    def single(self) -> bool:
+        return self in (Half.ONE_COPY, Half.ONE_COMPUTE)
+
+
+@dataclass(frozen=True, slots=True)
 class LatencyPoint:
     """One chain."""
 
@@ -118,6 +177,26 @@ class ThroughputPoint:
         return f"{self.engine}-{size}-{regime}"
 
 
+@dataclass(frozen=True, slots=True)
+class PipelinePoint:
+    """One launch of a pipeline, or of a half of it. ``ratio``: computation to copy, None where there is no
+    computation."""
+
+    pipeline: str
+    tile_bytes: int
+    num_stages: int
+    half: Half
+    ratio: float | None
+    max_ctas: int | None
+    tiles_per_cta: int
+
+    @property
+    def id(self) -> str:
+        size = format_bytes(self.tile_bytes).replace(" ", "")
+        ratio = "" if self.ratio is None else "-" + ratio_text(self.ratio).replace(":", "to")
+        return f"{self.pipeline}-{size}-{self.num_stages}stage-{self.half.replace(' ', '')}{ratio}"
+
+
 def latency_points(axes: Axes) -> Iterator[LatencyPoint]:
     """All chains, the tile size slowest, so that a pool serves all engines before the next one is made."""
     chosen = LATENCY[axes]
@@ -142,3 +221,22 @@ def throughput_points(axes: Axes) -> Iterator[ThroughputPoint]:
                 if engine in TRITON_ENGINES and tile_bytes not in chosen.twin_tile_bytes:
                     continue
                 yield ThroughputPoint(engine, tile_bytes, flight, chosen.threads, chosen.copy_bytes)
+
+
+def pipeline_points(axes: Axes) -> Iterator[PipelinePoint]:
+    """All pipelines and their halves. Stages that a pipeline cannot have are no point."""
+    chosen = PIPELINE[axes]
+    extent = chosen.max_ctas, chosen.tiles_per_cta
+    for name in chosen.pipelines:
+        ratios_of = {stages: {1.0} for stages in chosen.num_stages}
+        for stages in chosen.ratio_stages if name in chosen.swept else ():
+            ratios_of.setdefault(stages, set()).update(chosen.ratios)
+        for tile_bytes in chosen.tile_bytes:
+            for stages, ratios in sorted(ratios_of.items()):
+                if stages > PIPELINES[name].max_stages:
+                    continue
+                for half in (Half.COPY, Half.ONE_COPY):
+                    yield PipelinePoint(name, tile_bytes, stages, half, None, *extent)
+                for ratio in sorted(ratios):
+                    for half in (Half.COMPUTE, Half.ONE_COMPUTE, Half.BOTH):
+                        yield PipelinePoint(name, tile_bytes, stages, half, ratio, *extent)

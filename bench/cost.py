@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels.engine import CopyConfig
 from smfree.cuda import Capabilities, Kernel
@@ -26,8 +26,7 @@ _LINE = re.compile(
 
 
 def cost_of(kernel: Kernel, config: CopyConfig, capabilities: Capabilities) -> Cost:
-    """Registers and local bytes from the cubin; the CTAs per SM that they and the shared memory allow."""
-    fit = kernel.occupancy(config.threads, config.shared_bytes)
+    """What the kernel needs of an SM, and the SASS instructions of the loops that move the tile."""
     image = kernel.module.image
     try:
         sass = sass_per_kib(
@@ -35,12 +34,17 @@ def cost_of(kernel: Kernel, config: CopyConfig, capabilities: Capabilities) -> C
         )
     except CudaHostError:  # no disassembler here: the column stays empty
         sass = None
+    return replace(resources(kernel, config.threads, config.shared_bytes, capabilities), sass_per_kib=sass)
+
+
+def resources(kernel: Kernel, threads: int, shared_bytes: int, capabilities: Capabilities) -> Cost:
+    """Registers and local bytes, and the CTAs per SM that fit."""
+    fit = kernel.occupancy(threads, shared_bytes)
     return Cost(
         registers=kernel.registers,
         local_bytes=kernel.local_bytes,
         ctas_per_sm=fit,
-        occupancy=fit * config.threads / capabilities.max_threads_per_sm,
-        sass_per_kib=sass,
+        occupancy=fit * threads / capabilities.max_threads_per_sm,
     )
 
 

@@ -31,7 +31,7 @@ def regimes(records: Sequence[Record]) -> dict[tuple[Any, ...], list[Record]]:
     """Records of one device, question and regime together; the key tells them apart."""
     found: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
-        if record.question is Question.BASELINE:
+        if record.question not in (Question.LATENCY, Question.THROUGHPUT):
             continue
         axes = tuple((name, value) for name, value in record.key.items() if name not in _NOT_REGIME)
         found.setdefault((record.device, record.question, axes), []).append(record)

@@ -30,6 +30,7 @@ class Point:
     """What is measured: the axes that name it and what a reader needs to judge the number.
 
     ``traffic`` is per launch for :meth:`Measure.launches`, per tile for :meth:`Measure.chain`.
+    ``launch_cancels``: only a difference to another point is of interest, so being launch-bound is no flaw.
     """
 
     question: Question
@@ -40,6 +41,7 @@ class Point:
     working_set_bytes: int
     config: Mapping[str, Any] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
+    launch_cancels: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +167,18 @@ class Measure:
         elif known:
             record.sm_clock_mhz = sorted(known)[len(known) // 2]
             record.clock_note = "delta clock64 / delta globaltimer after each sample"
-        self._timing(record, batches, repeats, clocks)
+        self._timing(record, batches, repeats, clocks, launch_cancels=point.launch_cancels)
         _flag_reduced(record, reduced, len(batches))
         return self._finish(record)
 
     def _timing(
-        self, record: Record, batches: list[Sample], repeats: int, clocks: list[float | None]
+        self,
+        record: Record,
+        batches: list[Sample],
+        repeats: int,
+        clocks: list[float | None],
+        *,
+        launch_cancels: bool,
     ) -> None:
         queue, floor = self.instruments.queue, self.instruments.floor
         record.timing = {
@@ -185,7 +193,7 @@ class Measure:
         if batches and not all(sample.held for sample in batches):
             reason = queue.blocker_reason or "the host released the stream after its time-out"
             record.add_flag(Flag.NO_BLOCKER, f"host launch gaps may lie inside the time: {reason}")
-        if floor.launch_bound(record.seconds):
+        if not launch_cancels and floor.launch_bound(record.seconds):
             record.add_flag(
                 Flag.LAUNCH_BOUND,
                 f"{record.seconds * 1e6:.2f} us is less than twice an empty launch "

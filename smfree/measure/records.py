@@ -18,6 +18,8 @@ class Question(Enum):
     LATENCY = "latency"
     THROUGHPUT = "throughput"
     BASELINE = "baseline"
+    PIPELINE = "pipeline"
+    CONTROL = "control"
 
 
 class Memory(Enum):

@@ -10,6 +10,7 @@ from tabulate import tabulate
 
 from smfree.measure.answers import answers
 from smfree.measure.log import RunLog
+from smfree.measure.pipelines import pipeline_tables, stage_answers
 from smfree.measure.records import Flag, Question, Record
 from smfree.model.crossover import format_bytes
 
@@ -42,11 +43,15 @@ def summary(log: RunLog) -> list[tuple[str, str]]:
         modelled = records[0].modelled
         head = f"{device} ({records[0].clock_source})" if modelled else f"{records[0].gpu} (measured)"
         sections += latency_tables(head, [r for r in records if r.question is Question.LATENCY])
-        sections += throughput_tables(head, [r for r in records if r.question is not Question.LATENCY])
+        sections += throughput_tables(head, records)
         sections += cost_table(head, records)
+        sections += pipeline_tables(head, records)
     crossing = answers(log)
     if crossing:
         sections.append(("Which engine should move my tile? Crossovers against the LSU", crossing))
+    stages = stage_answers(log.records)
+    if stages:
+        sections.append(("How many stages until the copy is hidden?", stages))
     sections.append(("smfree run", closing(log)))
     return sections
 

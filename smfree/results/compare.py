@@ -122,7 +122,8 @@ class RunComparison:
 
 
 def compare_runs(old: Run, new: Run, limits: Limits = Limits()) -> RunComparison:
-    """Compare two runs point by point.
+    """Compare two runs point by point. Points of one name that were not the same work (a pipeline's FMAs are
+    chosen by what the device's copies take) count as missing on either side.
 
     Raises ValueError when one is modelled and the other measured.
     """
@@ -139,7 +140,7 @@ def compare_runs(old: Run, new: Run, limits: Limits = Limits()) -> RunComparison
     for name in sorted(set(old.points) & set(new.points)):
         a, b = old.points[name], new.points[name]
         sources = {entry["extra_info"].get("clock_source") for entry in (a, b)}
-        if len(sources) > 1:
+        if len(sources) > 1 or _key(a) != _key(b):
             mixed.append(name)
             continue
         points.append(
@@ -156,6 +157,11 @@ def compare_runs(old: Run, new: Run, limits: Limits = Limits()) -> RunComparison
         tuple(sorted(set(new.points) - set(old.points)) + mixed),
         differences,
     )
+
+
+def _key(entry: Mapping[str, Any]) -> Any:
+    """The axes of a saved point; None where they were not kept."""
+    return entry["extra_info"].get("key")
 
 
 def age_days(run: Run, now: datetime | None = None) -> float | None:

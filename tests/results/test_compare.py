@@ -113,3 +113,16 @@ def test_a_file_without_a_date_has_no_age() -> None:
 def test_samples_fall_back_to_the_median() -> None:
     assert samples_of({"extra_info": {}, "stats": {"median": 2e-6}}) == [2e-6]
     assert samples_of({"extra_info": {}, "stats": {"median": 2e-6, "data": [1e-6, 3e-6]}}) == [1e-6, 3e-6]
+
+
+def test_points_of_one_name_that_did_other_work_are_not_compared() -> None:
+    def whole(work: int) -> dict[str, Any]:
+        made = point([1e-5] * 10)
+        made["extra_info"]["key"] = {"pipeline": "ring", "work": work}
+        return made
+
+    other = compare_runs(run({"p": whole(12)}), run({"p": whole(14)}, "new"))
+    assert other.points == ()
+    assert other.only_old == other.only_new == ("p",)
+    same = compare_runs(run({"p": whole(12)}), run({"p": whole(12)}, "new"))
+    assert [found.verdict for found in same.points] == [Verdict.SAME]
