@@ -412,6 +412,9 @@ PTX_INLINE void tensormap_cp_fenceproxy(TensorMap* dst, u32 src) {
 PTX_INLINE void fence_proxy_tensormap_acquire(const TensorMap* map) {  // before the first copy through it
   asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" :: "l"(map) : "memory");
 }
+PTX_INLINE void fence_proxy_tensormap_acquire_sys(const TensorMap* map) {  // ... that the host has written
+  asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" :: "l"(map) : "memory");
+}
 
 // ---- registers and matrices ---------------------------------------------------------------------
 template <u32 REGISTERS>  // per thread; a whole warpgroup takes more from the CTA's pool ...
@@ -438,6 +441,9 @@ PTX_INLINE void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&
 // Orders generic accesses (ld, st, cp.async) to this CTA's shared memory before later bulk and tensor copies.
 PTX_INLINE void fence_proxy_async_shared_cta() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+PTX_INLINE void fence_proxy_async_shared_cluster() {  // the same for shared memory of the cluster's CTAs
+  asm volatile("fence.proxy.async.shared::cluster;" ::: "memory");
 }
 PTX_INLINE void fence_proxy_async_global() {  // the same for global memory
   asm volatile("fence.proxy.async.global;" ::: "memory");
