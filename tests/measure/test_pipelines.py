@@ -51,7 +51,7 @@ def test_the_table_tells_stages_overlap_and_what_it_costs() -> None:
     ((title, text),) = pipeline_tables("emu:h100 (modelled)", [*ring(1, SERIAL), *ring(2, IDEAL)])
     assert title == "Pipelines, copy and computation overlapped: emu:h100 (modelled)"
     one, two = (line.split() for line in text.splitlines() if line.startswith("ring"))
-    #              name    tile        stages ratios       work  both    ideal   serial  overlap copies compute
+    #              name    tile        stages ratios       work  both    ideal   serial  overlap copies tile
     assert one == ["ring", "4", "KiB", "1", "1:1", "1.00", "12", "2000", "1062", "2000", "0%", "1000", "1000",
                    "27", "6", "47%"]  # fmt: skip
     assert two[7] == "1062"
