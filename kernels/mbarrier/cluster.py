@@ -20,7 +20,7 @@ from kernels.common import (
     launch,
     require,
 )
-from kernels.mbarrier.pipeline import STAGE_ALIGN, BarrierPlan, PipelineConfig
+from kernels.mbarrier.pipeline import STAGE_ALIGN, BarrierPlan, PipelineConfig, check_roles
 from smfree.cuda import Capabilities, DeviceArray, Stream
 
 CLUSTER_SIZES = (2, 4, 8)
@@ -45,8 +45,8 @@ class ClusterConfig(PipelineConfig):
         sizes = ", ".join(map(str, CLUSTER_SIZES))
         require(self.cluster_size in CLUSTER_SIZES, f"cluster_size is {sizes}", self.cluster_size, "use 2")
         check_tile(self.tile_bytes, multiple_of=16 * self.cluster_size)
+        check_roles(self.threads)
         super().__post_init__()
-        require(self.threads >= 64, "a producer and a consumer are two warps", self.threads, "use 160")
 
     @property
     def barriers(self) -> tuple[BarrierPlan, ...]:

@@ -307,9 +307,10 @@ def run_axpy(
     config: PipelineConfig,
     kind: type[PipelineConfig],
     stream: Stream | None,
-    cluster: int | None = None,
+    more: tuple[object, ...] = (),
 ) -> LaunchInfo:
-    """Check the operands of a pipeline of this ``kind`` and launch it.
+    """Check the operands of a pipeline of this ``kind`` and launch it; ``more`` are arguments of the kernel
+    behind those that all have.
 
     ``dst``, ``x``, ``y``: float32, any shape, one size, 16-byte aligned, ``dst`` overlapping neither.
     ``alpha`` is rounded to float32. Queues on ``stream`` and returns; nothing is launched for zero elements.
@@ -328,11 +329,10 @@ def run_axpy(
         config.source,
         config.grid_for(dst.nbytes, capabilities),
         config.threads,
-        (dst, x, y, np.float32(alpha), np.uint64(dst.nbytes // 4)),
+        (dst, x, y, np.float32(alpha), np.uint64(dst.nbytes // 4), *more),
         device_array=dst,
         shared_bytes=config.shared_bytes,
         stream=stream,
-        cluster=cluster,
     )
 
 

@@ -67,8 +67,8 @@ class SpecialisedConfig(PipelineConfig):
 
     @property
     def barriers(self) -> tuple[BarrierPlan, ...]:
-        """``full[s]``: the producer arrives, both tiles complete on it. ``empty[s]``: the storing thread of each
-        consumer group arrives."""
+        """``full[s]``: the producer arrives, both tiles complete on it. ``empty[s]``: the storing thread of
+        each consumer group arrives."""
         return (
             BarrierPlan("full", {"producer": 1}, self.loads),
             BarrierPlan("empty", {"consumer group": self.consumer_groups}),
