@@ -9,6 +9,7 @@ from typing import Any
 from tabulate import tabulate
 
 from smfree.measure.answers import answers
+from smfree.measure.control import control_table
 from smfree.measure.log import RunLog
 from smfree.measure.pipelines import pipeline_tables, stage_answers
 from smfree.measure.records import Flag, Question, Record
@@ -49,6 +50,9 @@ def summary(log: RunLog) -> list[tuple[str, str]]:
     crossing = answers(log)
     if crossing:
         sections.append(("Which engine should move my tile? Crossovers against the LSU", crossing))
+    control = control_table(log.records)
+    if control:
+        sections.append(("What control costs: barriers and flags", control))
     stages = stage_answers(log.records)
     if stages:
         sections.append(("How many stages until the copy is hidden?", stages))
@@ -269,6 +273,8 @@ def closing(log: RunLog) -> str:
     lines = list(log.devices.values())
     loads = sum(record.key.get("leg") == "load" for record in log.records)
     how = f"bitwise, {loads} load legs by the tile that their chain ends at" if loads else "bitwise"
+    control = sum(record.question is Question.CONTROL for record in log.records)
+    how += f", {control} control operations by what test_wait answers" if control else ""
     verified = f", every one verified before it was timed: {how}" if log.records else " were timed"
     lines.append(f"{len(log.records)} points{verified}")
     modelled = sum(record.modelled for record in log.records)
