@@ -156,26 +156,27 @@ def check_operands(
     check_apart(dst, src, source)
 
 
-def check_alike(dst: DeviceArray, src: DeviceArray, source: str = "src") -> None:
-    """``dst`` and ``src`` are on one device and of one dtype. Raises OperandError."""
+def check_alike(dst: DeviceArray, src: DeviceArray, source: str = "src", target: str = "dst") -> None:
+    """``dst`` and ``src``, named in the message, are on one device and of one dtype. Raises OperandError."""
     if dst.device is not src.device:
         twice = ", opened twice" if dst.device.spec == src.device.spec else ""
         raise OperandError(
-            f"dst and {source} must be on one device (got {dst.device.spec} and {src.device.spec}{twice}); "
-            "copy one over"
+            f"{target} and {source} must be on one device "
+            f"(got {dst.device.spec} and {src.device.spec}{twice}); copy one over"
         )
     if dst.dtype != src.dtype:
         raise OperandError(
-            f"dst and {source} must have one dtype (got {dst.dtype} and {src.dtype}); view one as the other's"
+            f"{target} and {source} must have one dtype (got {dst.dtype} and {src.dtype}); "
+            "view one as the other's"
         )
 
 
-def check_apart(dst: DeviceArray, src: DeviceArray, source: str = "src") -> None:
+def check_apart(dst: DeviceArray, src: DeviceArray, source: str = "src", target: str = "dst") -> None:
     """``dst`` and ``src`` share no byte. Raises OperandError."""
     shared = min(dst.ptr + dst.nbytes, src.ptr + src.nbytes) - max(dst.ptr, src.ptr)
     if shared > 0 and dst.nbytes and src.nbytes:
         raise OperandError(
-            f"dst and {source} must not overlap (they share {shared} bytes); copy through a third array"
+            f"{target} and {source} must not overlap (they share {shared} bytes); copy through a third array"
         )
 
 
