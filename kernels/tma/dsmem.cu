@@ -85,6 +85,7 @@ tma_dsmem(u8* dst, const u8* src, u32 num_groups, u32 num_steps) {
     phases ^= 1;
 
     u32 at = 0;  // the buffer that holds this CTA's tile
+#pragma unroll 1
     for (u32 step = 0; step < num_steps; ++step) {
       const u32 to = at ^ 1;
       if (PATH != PULL && threadIdx.x == 0) mbarrier_arrive_expect_tx(landed_at(to), TILE_BYTES);

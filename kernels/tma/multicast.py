@@ -1,0 +1,54 @@
+"""What the two multicasts have in common: a ring of stages filled for all CTAs of a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.common import check_whole, require
+from kernels.tma.ring import RingConfig
+from smfree.cuda import Capabilities
+
+MAX_CLUSTER = 8
+"""The portable cluster size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig(RingConfig):
+    """A ring in each of ``cluster`` CTAs; ``multicast``: each asks for its share of a tile on behalf of all,
+    else each loads for itself. Raises ConfigError."""
+
+    cluster: int = 4
+    multicast: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("cluster", self.cluster)
+        require(
+            self.cluster in (2, 4, 8),
+            f"cluster is 2, 4 or {MAX_CLUSTER} CTAs",
+            self.cluster,
+            "use 4, or tma.bulk for one CTA",
+        )
+        require(isinstance(self.multicast, bool), "multicast is a bool", self.multicast, "use True")
+        most = self.max_ctas
+        require(
+            most is None or most >= self.cluster,
+            f"max_ctas holds a whole cluster of {self.cluster}",
+            most,
+            "leave it out",
+        )
+
+    @property
+    def empty_arrivals(self) -> int:
+        """Arrivals that complete a phase of ``empty[s]``: one of each CTA, a copy overwrites them all."""
+        return self.cluster
+
+    @property
+    def cluster_defines(self) -> dict[str, object]:
+        """What both kernels are compiled with."""
+        return {"CLUSTER": self.cluster, "MULTICAST": int(self.multicast), "NUM_STAGES": self.num_stages}
+
+    def grid_for(self, num_tiles: int, capabilities: Capabilities) -> int:
+        """CTAs to launch: whole clusters, one per tile at most, about one CTA per SM."""
+        ctas = super().grid_for(num_tiles * self.cluster, capabilities)
+        return max(ctas // self.cluster, 1) * self.cluster
