@@ -38,7 +38,8 @@ class Life:
 @dataclass(slots=True)
 class Wait:
     """A warp that could not go on: on an mbarrier (``phase`` is the one waited for), a hardware barrier or a
-    group of copies. ``end`` includes the cost of the waking."""
+    group of copies. ``end`` includes the cost of the waking; it is ``start`` where there was nothing to wait
+    for."""
 
     cta: int
     warp: int
@@ -185,7 +186,7 @@ class Recorder:
         latest = self._waits.get((cta, warp))
         if latest is not None and (latest.on, latest.phase, latest.end) == (on, phase, start):
             latest.end = end
-        elif end > start:
+        else:
             wait = self._waits[cta, warp] = Wait(cta, warp, on, phase, start, end, self.launch.line_of(g.pc))
             self.kept.waits.append(wait)
 

@@ -36,11 +36,11 @@ class Kind(Enum):
 #: What the legend says.
 MEANING: Mapping[Kind, str] = {
     Kind.LOAD: "copy in flight",
-    Kind.HOLD: "stage holds the tile",
-    Kind.WORK: "warp works on a tile",
-    Kind.STORE: "store reads the stage",
-    Kind.RUN: "warp runs",
-    Kind.WAIT: "warp waits",
+    Kind.HOLD: "stage full",
+    Kind.STORE: "store reads it",
+    Kind.WORK: "works on a tile",
+    Kind.RUN: "runs",
+    Kind.WAIT: "waits",
     Kind.EVEN: "barrier phase, parity 0",
     Kind.ODD: "parity 1",
 }
@@ -166,13 +166,14 @@ def _warp_bars(life: Event, waits: Sequence[Event], landing: set[str]) -> Iterab
             yield _running(at, wait["start"], kind, stage)
         on, phase = wait["on"], wait["phase"]
         texts = (f"{on} phase {phase}", on) if phase is not None else (on,)
-        yield Bar(wait["start"], wait["end"], Kind.WAIT, texts, f"waits for {texts[0]} at {wait['at']}")
+        if wait["end"] > wait["start"]:
+            yield Bar(wait["start"], wait["end"], Kind.WAIT, texts, f"waits for {texts[0]} at {wait['at']}")
         at = wait["end"]
         if on in landing:
             kind, stage = Kind.WORK, _stage_of(on)
         elif on.startswith("cp.async.wait"):
             kind, stage = Kind.WORK, ""
-        elif not on.startswith("bar.sync"):
+        elif phase is not None:
             kind, stage = Kind.RUN, ""
     if life["end"] > at:
         yield _running(at, life["end"], kind, stage)
@@ -180,7 +181,7 @@ def _warp_bars(life: Event, waits: Sequence[Event], landing: set[str]) -> Iterab
 
 def _running(start: float, end: float, kind: Kind, stage: str) -> Bar:
     text = stage if kind is Kind.WORK else ""
-    what = f"works on {text}" if text else MEANING[kind].removeprefix("warp ")
+    what = f"works on {text}" if text else MEANING[kind]
     return Bar(start, end, kind, (text, text.removeprefix("stage ")) if text else (), what)
 
 
@@ -266,7 +267,8 @@ def _stage_bars(filled: Sequence[_Filled], stores: Sequence[Event], cycles: floa
         size = size_text(now.num_bytes)
         yield Bar(now.start, now.end, Kind.LOAD, (f"{size} in", size), f"{now.kind}, {size}, at {now.at}")
         until = after.start if after is not None else cycles
-        yield Bar(now.end, until, Kind.HOLD, (), "the stage holds the tile")
+        emptied = [store["read"] for store in stores if now.end <= store["start"] < until]
+        yield Bar(now.end, max(emptied, default=until), Kind.HOLD, (), "the stage is full")
     yield from (_store_bar(store) for store in stores)
 
 

@@ -43,11 +43,23 @@ def test_a_warp_works_after_it_has_waited_for_a_tile_and_only_then() -> None:
     assert spans(producer) == [(0.0, 20, Kind.RUN), (20, 100, Kind.WAIT), (100, 200.0, Kind.RUN)]
 
 
+def test_looking_at_a_copy_or_a_block_barrier_ends_no_work_but_waiting_for_a_free_stage_does() -> None:
+    waits = [
+        kit.wait(0, "full[0]", 0, 10, 20),
+        kit.wait(0, "bar.sync 0", None, 30, 40),
+        kit.wait(0, "cp.async.bulk.wait_group.read 0", None, 50, 50),
+        kit.wait(0, "empty[0]", 0, 60, 70),
+    ]
+    bars = lanes(waits=waits)["warp 0: copies"].bars
+    kinds = [(bar.start, bar.kind) for bar in bars if bar.kind is not Kind.WAIT]
+    assert kinds == [(0.0, Kind.RUN), (20, Kind.WORK), (40, Kind.WORK), (50, Kind.WORK), (70, Kind.RUN)]
+
+
 def test_copies_of_one_stage_in_flight_together_are_one_filling() -> None:
     bars = lanes()["stage 0"].bars
     assert spans(bars) == [
         (10, 60, Kind.LOAD),
-        (60, 110, Kind.HOLD),
+        (60, 105, Kind.HOLD),  # until its store has read it
         (110, 160, Kind.LOAD),
         (160, 220.0, Kind.HOLD),
         (90, 105, Kind.STORE),
