@@ -1,5 +1,6 @@
 # make bench   install what is needed into .venv and run the main job
 # make test    install what is needed into .venv and run all tests
+# make test-full   the same, with every combination of the kernels' axes instead of every pair
 # make help    the rest
 #
 # CUDA=12 or CUDA=13 picks the CUDA stack (default: 13, or 12 where the installed driver is older than CUDA 13).
@@ -11,7 +12,7 @@ CUDA ?= $(shell nvidia-smi 2>/dev/null | grep -q 'CUDA Version: 12' && echo 12 |
 STAMP := $(VENV)/.installed-cu$(CUDA)
 ARGS ?=
 
-.PHONY: help install bench test lint types check clean
+.PHONY: help install bench test test-full lint types check clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -29,6 +30,9 @@ bench: install
 
 test: install
 	$(BIN)/python -m pytest tests/ -n 2 --dist worksteal -q $(ARGS)
+
+test-full: install
+	$(BIN)/python -m pytest tests/ -n 2 --dist worksteal -q --full-product $(ARGS)
 
 lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
