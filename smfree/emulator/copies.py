@@ -12,17 +12,17 @@ from __future__ import annotations
 import numpy as np
 
 from smfree.emulator.bytespace import as_addresses
-from smfree.emulator.copy_rules import CopyRules, strict
-from smfree.emulator.errors import CopyFault, MemoryFault, Unsupported
+from smfree.emulator.errors import CopyFault, MemoryFault
 from smfree.emulator.groups import CopyGroups
-from smfree.emulator.movers import BulkMover, LaneMover, TensorMover
+from smfree.emulator.movers import BulkMover, LaneMover, ValueMover
 from smfree.emulator.pending import CopyKind, PendingCopies, by_size
-from smfree.emulator.tensormap import MAP_BYTES, TensorMap, box_rows, decode
+from smfree.emulator.reductions import Reduction
+from smfree.emulator.tensor_copies import TensorCopies
 
 __all__ = ["CopyEngine", "CopyGroups", "CopyKind", "PendingCopies"]
 
 
-class CopyEngine(CopyRules):
+class CopyEngine(TensorCopies):
     """Issues copies between one global memory and the shared memory of the resident CTAs.
 
     ``name_issuer`` turns an issuer number into text for reports. ``flag_outside``: report (strict) tensor
@@ -104,16 +104,14 @@ class CopyEngine(CopyRules):
         """``cp.async.bulk.shared.global.mbarrier``: dst flat shared, src global, both and the size
         multiples of 16."""
         dst, src = as_addresses(dst), as_addresses(src)
-        sizes = self._bulk_sizes(dst, src, nbytes, "load", loads=True)
+        sizes = self._bulk_sizes(dst, src, nbytes, "cp.async.bulk", to_shared=True, from_shared=False)
         home = self.memory.check_ranges(src, sizes, "cp.async.bulk source")
         self._live_barrier(key)
         self._unordered_source(src, sizes, "cp.async.bulk load")
-        for size, which in by_size(sizes):
-            self._open_destination(dst[which], size, "cp.async.bulk", label, which)
-            self._close(dst[which], size)
-        mover = BulkMover(self.memory, self.shared, dst, src, sizes, loads=True)
+        self._into_shared(dst, sizes, "cp.async.bulk", label)
+        mover = BulkMover(self.memory, self.shared, dst, src, sizes)
         if home is None or not home.full:
-            mover.check_source(self.report)
+            mover.check_global(self.report, "cp.async.bulk")
         batch = PendingCopies(self, CopyKind.BULK_G2S, issuer, dst, src, sizes, mover, key=key, label=label)
         self._claim(batch, src, sizes, writes=False)
         self._live.append(batch)
@@ -126,151 +124,83 @@ class CopyEngine(CopyRules):
         src: np.ndarray,
         nbytes: np.ndarray | int,
         *,
+        reduction: Reduction | None = None,
         group: np.ndarray | None = None,
         label: str = "",
     ) -> PendingCopies:
-        """``cp.async.bulk.global.shared::cta.bulk_group``: src flat shared, dst global."""
+        """``cp.async.bulk.global.shared::cta.bulk_group``, or ``cp.reduce.async.bulk`` with ``reduction``:
+        src flat shared, dst global."""
         dst, src = as_addresses(dst), as_addresses(src)
-        sizes = self._bulk_sizes(dst, src, nbytes, "store", loads=False)
-        self.memory.check_ranges(dst, sizes, "cp.async.bulk destination")
+        kind = CopyKind.BULK_S2G if reduction is None else CopyKind.REDUCE_S2G
+        name = "cp.async.bulk" if reduction is None else f"cp.reduce.async.bulk.{reduction}"
+        sizes = self._bulk_sizes(dst, src, nbytes, name, to_shared=False, from_shared=True)
+        home = self.memory.check_ranges(dst, sizes, f"{name} destination")
+        self._unordered_target(dst, sizes, kind)
         for size, which in by_size(sizes):
-            self._source_ready(src[which], size, "cp.async.bulk store", which)
+            self._source_ready(src[which], size, kind.value, which)
             self.shared.use_source(src[which], size, +1)
-        mover = BulkMover(self.memory, self.shared, dst, src, sizes, loads=False)
-        batch = PendingCopies(
-            self, CopyKind.BULK_S2G, issuer, dst, src, sizes, mover, group=group, label=label
-        )
+        mover = BulkMover(self.shared, self.memory, dst, src, sizes, reduction)
+        if reduction is not None and (home is None or not home.full):
+            mover.check_global(self.report, name)
+        batch = PendingCopies(self, kind, issuer, dst, src, sizes, mover, group=group, label=label)
         self._claim(batch, dst, sizes, writes=True)
         self._live.append(batch)
         return batch
 
-    # --- tensor ---
+    # --- between the CTAs of a cluster ---
 
-    def tensor_map(self, data: bytes | bytearray | memoryview | np.ndarray) -> TensorMap:
-        """Decode with a cache (a map is read by every copy)."""
-        raw = bytes(data)
-        found = self._maps.get(raw)
-        if found is None:
-            found = self._maps[raw] = decode(raw)
-        return found
-
-    def tensor_load(
+    def bulk_to_peer(
         self,
         issuer: np.ndarray,
         dst: np.ndarray,
-        map_addr: np.ndarray,
-        coords: np.ndarray,
+        src: np.ndarray,
+        nbytes: np.ndarray | int,
         key: np.ndarray,
         *,
-        maps: TensorMap | None = None,
+        reduction: Reduction | None = None,
         label: str = "",
     ) -> PendingCopies:
-        """``cp.async.bulk.tensor.Nd.shared.global.tile``: dst flat shared, coords int64[n, rank], innermost
-        first.
-
-        ``map_addr`` int64[n]: global addresses of the maps, all with the same content; or pass ``maps``,
-        the decoded map (one in .param space), and ``map_addr`` serves reports only. Elements outside the
-        tensor are filled and count in complete_tx.
-        """
-        dst, map_addr = as_addresses(dst), as_addresses(map_addr)
-        coords = np.asarray(coords, np.int64)
-        tensor = maps if maps is not None else self._map_in_memory(map_addr)
-        self._tensor_rules(tensor, dst, coords, "destination", store=False)
+        """``cp{.reduce}.async.bulk.shared::cluster.shared::cta.mbarrier``: all addresses flat shared, ``key``
+        in the destination's CTA."""
+        dst, src = as_addresses(dst), as_addresses(src)
+        kind = CopyKind.BULK_S2S if reduction is None else CopyKind.REDUCE_S2S
+        name = "cp.async.bulk" if reduction is None else f"cp.reduce.async.bulk.{reduction}"
+        sizes = self._bulk_sizes(dst, src, nbytes, name, to_shared=True, from_shared=True)
         self._live_barrier(key)
-        self._open_destination(dst, tensor.box_bytes, "cp.async.bulk.tensor", label)
-        mover = TensorMover(self.memory, self.shared, tensor, box_rows(tensor, coords), dst, loads=True)
-        self._tensor_bounds(mover)
-        mover.check_source(self.report)
-        span = mover.envelope()
-        flying = self.memory.in_flight
-        if span is not None and span[0] < flying.write_hi and span[1] > flying.write_lo:
-            lo, hi = mover.row_ranges(np.arange(len(dst)))
-            self._unordered_source(lo, hi - lo, "cp.async.bulk.tensor load")
-        self._close(dst, tensor.box_bytes)
-        sizes = np.full(len(dst), tensor.box_bytes)
-        batch = PendingCopies(
-            self,
-            CopyKind.TENSOR_G2S,
-            issuer,
-            dst,
-            map_addr,
-            sizes,
-            mover,
-            key=key,
-            coords=coords,
-            label=label,
-        )
-        self._claim_rows(batch, mover, writes=False, in_memory=maps is None)
+        for size, which in by_size(sizes):
+            self._source_ready(src[which], size, kind.value, which)
+        self._into_shared(dst, sizes, name, label, reduces=kind.reduces)
+        for size, which in by_size(sizes):
+            self.shared.use_source(src[which], size, +1)
+        mover = BulkMover(self.shared, self.shared, dst, src, sizes, reduction)
+        batch = PendingCopies(self, kind, issuer, dst, src, sizes, mover, key=key, label=label)
         self._live.append(batch)
         return batch
 
-    def tensor_store(
+    def store_async(
         self,
         issuer: np.ndarray,
-        src: np.ndarray,
-        map_addr: np.ndarray,
-        coords: np.ndarray,
+        dst: np.ndarray,
+        values: np.ndarray,
+        key: np.ndarray,
         *,
-        group: np.ndarray | None = None,
-        maps: TensorMap | None = None,
+        reduction: Reduction | None = None,
         label: str = "",
     ) -> PendingCopies:
-        """``cp.async.bulk.tensor.Nd.global.shared::cta.tile.bulk_group``: src flat shared.
-
-        Elements outside the tensor are dropped; where a row of the tensor ends inside a 16-byte unit,
-        hardware is reported to write the whole unit: a strict finding.
-        """
-        src, map_addr = as_addresses(src), as_addresses(map_addr)
-        coords = np.asarray(coords, np.int64)
-        tensor = maps if maps is not None else self._map_in_memory(map_addr)
-        self._tensor_rules(tensor, src, coords, "source", store=True)
-        self._source_ready(src, tensor.box_bytes, "cp.async.bulk.tensor store")
-        rows = box_rows(tensor, coords)
-        ragged = (rows.hi % 16 != 0) & (rows.hi > rows.lo)
-        if ragged.any():
-            i = int(np.argmax(ragged))
-            self.report(
-                strict(
-                    "tensor.store_tail",
-                    f"tensor store at {tuple(coords[i].tolist())} ends {int(rows.hi[i]) % 16} bytes into "
-                    "a 16-byte unit "
-                    f"of the row ({tensor}): hardware is reported to write the whole unit, past dimension "
-                    "0; make "
-                    "its extent a multiple of 16 bytes or store the tail with ordinary stores",
-                    i,
-                )
-            )
-        mover = TensorMover(self.memory, self.shared, tensor, rows, src, loads=False)
-        self._tensor_bounds(mover)
-        self.shared.use_source(src, tensor.box_bytes, +1)
-        sizes = np.full(len(src), tensor.box_bytes)
-        batch = PendingCopies(
-            self,
-            CopyKind.TENSOR_S2G,
-            issuer,
-            map_addr,
-            src,
-            sizes,
-            mover,
-            group=group,
-            coords=coords,
-            label=label,
-        )
-        self._claim_rows(batch, mover, writes=True, in_memory=maps is None)
+        """``st.async``, or ``red.async`` with ``reduction``: values uint8[n, 4, 8 or 16] to flat shared
+        ``dst``."""
+        dst = as_addresses(dst)
+        n, nbytes = values.shape
+        kind = CopyKind.ST_ASYNC if reduction is None else CopyKind.RED_ASYNC
+        self._aligned(dst, nbytes, f"{kind.value} destination", shared=True)
+        self._live_barrier(key, kind.value)
+        sizes = np.full(n, nbytes)
+        self._into_shared(dst, sizes, kind.value, label, reduces=kind.reduces)
+        mover = ValueMover(self.shared, dst, values, reduction)
+        batch = PendingCopies(self, kind, issuer, dst, dst, sizes, mover, key=key, label=label)
+        batch.read[:] = True
         self._live.append(batch)
         return batch
-
-    def _map_in_memory(self, map_addr: np.ndarray) -> TensorMap:
-        self._aligned(map_addr, 64, "tensor map")
-        starts = np.unique(map_addr).tolist()
-        for start in starts:
-            self.memory.check_range(start, MAP_BYTES, "tensor map")
-        found = [self.tensor_map(self.memory.read(start, MAP_BYTES)) for start in starts]
-        if any(other != found[0] for other in found[1:]):
-            raise Unsupported(
-                "lanes of one instruction use different tensor maps; split the issue", rule="tensormap"
-            )
-        return found[0]
 
 
 def _renamed(fault: MemoryFault, prefix: str) -> MemoryFault:

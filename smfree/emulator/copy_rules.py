@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from smfree.emulator.bytespace import AWAITS_COPY, BARRIER, WRITTEN, as_addresses, or_reduce
+from smfree.emulator.bytespace import AWAITS_COPY, BARRIER, UNWRITTEN, WRITTEN, as_addresses, or_reduce
 from smfree.emulator.errors import CopyFault, MemoryFault, Severity, Unsupported
-from smfree.emulator.movers import TensorMover
-from smfree.emulator.pending import CopyTracker, by_size
+from smfree.emulator.pending import CopyKind, CopyTracker, by_size
+from smfree.emulator.tensor_mover import TensorMover
 from smfree.emulator.tensormap import SHARED_ALIGNMENT, SWIZZLE_PERIOD, SWIZZLE_SPAN, Swizzle, TensorMap
 
 
@@ -15,26 +15,37 @@ class CopyRules(CopyTracker):
     """Checks at issue; each raises a fault with the offending lane, or reports a strict finding."""
 
     def _bulk_sizes(
-        self, dst: np.ndarray, src: np.ndarray, nbytes: np.ndarray | int, what: str, *, loads: bool
+        self,
+        dst: np.ndarray,
+        src: np.ndarray,
+        nbytes: np.ndarray | int,
+        what: str,
+        *,
+        to_shared: bool,
+        from_shared: bool,
     ) -> np.ndarray:
         sizes = np.empty(len(dst), np.int64)
         sizes[:] = nbytes
-        self._aligned(dst, 16, "cp.async.bulk destination", shared=loads)
-        self._aligned(src, 16, "cp.async.bulk source", shared=not loads)
+        self._aligned(dst, 16, f"{what} destination", shared=to_shared)
+        self._aligned(src, 16, f"{what} source", shared=from_shared)
         if int(or_reduce(sizes)) & 15:
             i = int(np.argmax((sizes & 15) != 0))
             raise CopyFault(
-                f"cp.async.bulk size must be a multiple of 16 bytes (got {int(sizes[i])}); copy the tail "
-                "with ordinary "
-                "loads and stores, or pad the tile",
+                f"{what} size must be a multiple of 16 bytes (got {int(sizes[i])}); copy the tail with "
+                "ordinary loads and stores, or pad the tile",
                 rule="bulk.size",
                 index=i,
             )
         return sizes
 
-    def _tensor_rules(
-        self, tensor: TensorMap, shared_addr: np.ndarray, coords: np.ndarray, side: str, *, store: bool
-    ) -> None:
+    def prefetch_sizes(self, src: np.ndarray, nbytes: np.ndarray | int) -> np.ndarray:
+        """The rules of ``cp.async.bulk.prefetch`` -> int64[n] bytes. It is a hint: bounds are not checked."""
+        return self._bulk_sizes(
+            np.zeros_like(src), src, nbytes, "cp.async.bulk.prefetch", to_shared=False, from_shared=False
+        )
+
+    def check_coordinates(self, tensor: TensorMap, coords: np.ndarray) -> None:
+        """As many coordinates as the map has dimensions."""
         if coords.ndim != 2 or coords.shape[1] != tensor.rank:
             raise CopyFault(
                 f"a {tensor.rank}-D tensor map needs {tensor.rank} coordinates (got {coords.shape[-1]}): use "
@@ -42,6 +53,11 @@ class CopyRules(CopyTracker):
                 rule="tensor.rank",
                 index=0,
             )
+
+    def _tensor_rules(
+        self, tensor: TensorMap, shared_addr: np.ndarray, coords: np.ndarray, side: str, *, store: bool
+    ) -> None:
+        self.check_coordinates(tensor, coords)
         self._aligned(shared_addr, SHARED_ALIGNMENT, f"cp.async.bulk.tensor shared {side}", shared=True)
         span = SWIZZLE_SPAN.get(tensor.swizzle)
         if span is not None and tensor.row_bytes < span and tensor.rows > 1:
@@ -123,8 +139,48 @@ class CopyRules(CopyTracker):
                 index=i,
             )
 
-    def _live_barrier(self, key: np.ndarray) -> None:
-        self.barriers._need_live(as_addresses(key), "cp.async.bulk with mbarrier completion")
+    def _live_barrier(self, key: np.ndarray, what: str = "cp.async.bulk") -> None:
+        self.barriers._need_live(as_addresses(key), f"{what} with mbarrier completion")
+
+    def _into_shared(
+        self, dst: np.ndarray, sizes: np.ndarray, what: str, label: str, *, reduces: bool = False
+    ) -> None:
+        """Check the destinations in shared memory and close them."""
+        for size, which in by_size(sizes):
+            if reduces:
+                self._reducible(dst[which], size, f"{what} ({label})" if label else what)
+            else:
+                self._open_destination(dst[which], size, what, label, which)
+        for size, which in by_size(sizes):
+            if size:
+                self.shared.mark(dst[which], size, AWAITS_COPY)
+
+    def _reducible(self, dst: np.ndarray, nbytes: int, what: str) -> None:
+        """A reduction's destination: inside, written, no barrier; of copies in flight only reductions."""
+        self.shared.check_range(dst, nbytes, f"{what} destination")
+        for i, start in enumerate(dst.tolist()):
+            cells = self.shared.written[start : start + nbytes]
+            others = [b.describe(k) for b, k in self._copies_at(start, nbytes, True) if not b.kind.reduces]
+            others += [b.describe(k) for b, k in self._copies_at(start, nbytes, False)]
+            if others:
+                raise CopyFault(
+                    f"{what} of {nbytes} bytes at {self.shared.place(start)} meets bytes of {others[0]}, "
+                    "which is not complete; wait for it first, only reductions may overlap",
+                    rule="copy.overlap",
+                    index=i,
+                )
+            if (cells == BARRIER).any():
+                self.shared.judge_range(dst[i : i + 1], nbytes, what)
+            if (cells == UNWRITTEN).any():
+                self.report(
+                    CopyFault(
+                        f"{what} of {nbytes} bytes combines with bytes nobody has written "
+                        f"({int((cells == UNWRITTEN).sum())} bytes from {self.shared.place(start)}); "
+                        "initialise them first",
+                        rule="copy.destination_unwritten",
+                        index=i,
+                    )
+                )
 
     def _open_destination(
         self, dst: np.ndarray, nbytes: int, what: str, label: str, which: np.ndarray | None = None
@@ -193,6 +249,14 @@ class CopyRules(CopyTracker):
             for size, which in by_size(sizes):
                 if size:
                     flying.check(src[which], size, write=False, what=what)
+
+    def _unordered_target(self, dst: np.ndarray, sizes: np.ndarray, kind: CopyKind) -> None:
+        """A store must not meet what another copy in flight reads or writes; reductions meet each other."""
+        flying = self.memory.in_flight
+        if len(dst) and int(dst.min()) < flying.hi and int((dst + sizes).max()) > flying.lo:
+            for size, which in by_size(sizes):
+                if size:
+                    flying.check(dst[which], size, write=True, what=kind.value, reduces=kind.reduces)
 
 
 def strict(rule: str, message: str, index: int) -> CopyFault:

@@ -41,6 +41,12 @@ class Counters:
     shared_store_wavefronts: int = 0
     shared_store_bytes: int = 0
 
+    cluster_load_requests: int = 0
+    """Loads from the shared memory of another CTA of the cluster (DSMEM), and their bytes."""
+    cluster_load_bytes: int = 0
+    cluster_store_requests: int = 0
+    cluster_store_bytes: int = 0
+
     local_requests: int = 0
     local_bytes: int = 0
 
@@ -52,7 +58,11 @@ class Counters:
     cp_async_sectors: int = 0
     """Sectors of the source addresses, apart from those of ``ld`` as in Nsight Compute."""
     tma_requests: int = 0
-    """Bulk and tensor copy instructions."""
+    """Bulk and tensor copies, reductions and prefetches, one per thread that issues."""
+    bytes_reduced: int = 0
+    """Bytes of elements that bulk and tensor reductions combined with their destination."""
+    bytes_prefetched: int = 0
+    """Bytes that bulk prefetches asked into L2."""
 
     mbarrier_arrivals: int = 0
     mbarrier_wait_hits: int = 0

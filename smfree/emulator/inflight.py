@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from smfree.emulator.errors import CopyFault
+from smfree.emulator.bytespace import Report, raise_finding
+from smfree.emulator.errors import CopyFault, Severity
 
 _FAR = 1 << 62
 
@@ -14,10 +15,11 @@ _FAR = 1 << 62
 class Claim:
     """Ranges of one batch of copies: ``ranges()`` -> (lo, hi) int64[m], asked only when an access comes near.
 
-    ``writes``: the copies write these bytes (else they read them).
+    ``writes``: the copies write these bytes (else they read them); ``reduces``: by reductions, which other
+    reductions may meet. ``verdict``: the whole sentence instead of the usual one.
     """
 
-    __slots__ = ("_sorted", "hi", "lo", "name", "ranges", "writes")
+    __slots__ = ("_sorted", "hi", "lo", "name", "ranges", "reduces", "verdict", "writes")
 
     def __init__(
         self,
@@ -26,8 +28,12 @@ class Claim:
         ranges: Callable[[], tuple[np.ndarray, np.ndarray]],
         writes: bool,
         name: Callable[[int], str],
+        *,
+        reduces: bool = False,
+        verdict: Callable[[], str] | None = None,
     ) -> None:
         self.lo, self.hi, self.ranges, self.writes, self.name = lo, hi, ranges, writes, name
+        self.reduces, self.verdict = reduces, verdict
         self._sorted: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def changed(self) -> None:
@@ -91,8 +97,22 @@ class InFlight:
             return lo < self.hi and hi > self.lo
         return lo < self.write_hi and hi > self.write_lo
 
-    def check(self, addr: np.ndarray, nbytes: int, *, write: bool, what: str) -> None:
-        """Fault when a plain access (``what``) meets bytes of a copy in flight: both sides named."""
+    def check(
+        self,
+        addr: np.ndarray,
+        nbytes: int,
+        *,
+        write: bool,
+        what: str,
+        reduces: bool = False,
+        atomic: bool = False,
+        report: Report = raise_finding,
+    ) -> None:
+        """Fault when an access (``what``) meets bytes of a copy in flight: both sides named.
+
+        ``reduces``: the access is a reduction in flight, too. ``atomic``: it is an atomic of a thread; with a
+        reduction in flight it differs in the proxy only, a strict finding for ``report``.
+        """
         lo, hi = int(addr.min()), int(addr.max()) + nbytes
         if not self._near(lo, hi, write):
             return
@@ -103,19 +123,27 @@ class InFlight:
         for claim in self._claims.values():
             if (not write and not claim.writes) or hi <= claim.lo or lo >= claim.hi:
                 continue
+            if reduces and claim.reduces:
+                continue
             found = claim.hit(addr, nbytes)
             if found is not None:
-                index, start = found
-                verb = "writes" if write else "reads"
-                role = "has yet to write" if claim.writes else "still reads"
-                cure = (
-                    "completed (wait_group, not .read)"
-                    if claim.writes
-                    else "read its source (wait_group.read)"
-                )
-                raise CopyFault(
-                    f"{what} {verb} {nbytes} bytes at 0x{int(addr[index]):x} that {claim.name(start)} "
-                    f"{role}: nothing orders the two; wait until that copy has {cure}",
-                    rule="copy.race",
-                    index=index,
-                )
+                fault = _conflict(claim, addr, nbytes, *found, what, write)
+                if not (atomic and claim.reduces):
+                    raise fault
+                fault.severity = Severity.STRICT
+                report(fault)
+
+
+def _conflict(
+    claim: Claim, addr: np.ndarray, nbytes: int, index: int, start: int, what: str, write: bool
+) -> CopyFault:
+    access = f"{what} {'writes' if write else 'reads'} {nbytes} bytes at 0x{int(addr[index]):x}"
+    if claim.verdict is not None:
+        return CopyFault(f"{access}: {claim.verdict()}", rule="copy.descriptor", index=index)
+    role = "has yet to write" if claim.writes else "still reads"
+    cure = "completed (wait_group, not .read)" if claim.writes else "read its source (wait_group.read)"
+    return CopyFault(
+        f"{access} that {claim.name(start)} {role}: nothing orders the two; wait until that copy has {cure}",
+        rule="copy.race",
+        index=index,
+    )

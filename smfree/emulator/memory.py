@@ -124,7 +124,7 @@ class GlobalMemory(Allocator):
         if int(or_reduce(rel)) & (size - 1):
             self._misaligned(addr, size, "atomic")
         if self.in_flight.hi > self.base:
-            self.in_flight.check(addr, size, write=True, what="atomic")
+            self.in_flight.check(addr, size, write=True, what="atomic", atomic=True, report=self.report)
         index = rel >> SHIFT[size]
         if not self._shadow.all_equal(index, size, WRITTEN):
             self._never_written(addr, size, None, None)

@@ -2,40 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 
 import numpy as np
 
 from smfree.emulator.barriers import MBarriers
-from smfree.emulator.bytespace import Report, as_addresses, raise_finding
+from smfree.emulator.bytespace import AWAITS_COPY, Report, as_addresses, raise_finding
 from smfree.emulator.errors import CopyFault
 from smfree.emulator.inflight import Claim
 from smfree.emulator.memory import GlobalMemory
-from smfree.emulator.movers import Mover, TensorMover
+from smfree.emulator.movers import Mover
 from smfree.emulator.shared import SharedMemory
+from smfree.emulator.tensor_mover import TensorMover
 from smfree.emulator.tensormap import MAP_BYTES, TensorMap
 
 
 class CopyKind(Enum):
-    """What was issued; ``loads`` go to shared memory."""
+    """What was issued."""
 
     CP_ASYNC = "cp.async"
     BULK_G2S = "cp.async.bulk load"
     BULK_S2G = "cp.async.bulk store"
+    BULK_S2S = "cp.async.bulk copy to another CTA"
     TENSOR_G2S = "cp.async.bulk.tensor load"
     TENSOR_S2G = "cp.async.bulk.tensor store"
+    REDUCE_S2G = "cp.reduce.async.bulk"
+    REDUCE_S2S = "cp.reduce.async.bulk to another CTA"
+    REDUCE_TENSOR = "cp.reduce.async.bulk.tensor"
+    ST_ASYNC = "st.async"
+    RED_ASYNC = "red.async"
 
     @property
-    def loads(self) -> bool:
-        return self not in (CopyKind.BULK_S2G, CopyKind.TENSOR_S2G)
+    def to_shared(self) -> bool:
+        """The destination is shared memory."""
+        return self not in _TO_GLOBAL
+
+    @property
+    def from_shared(self) -> bool:
+        """The source is shared memory."""
+        return self in _TO_GLOBAL or self in (CopyKind.BULK_S2S, CopyKind.REDUCE_S2S)
+
+    @property
+    def reduces(self) -> bool:
+        """The destination is combined with the source."""
+        return self in _REDUCTIONS
+
+
+_TO_GLOBAL = (CopyKind.BULK_S2G, CopyKind.TENSOR_S2G, CopyKind.REDUCE_S2G, CopyKind.REDUCE_TENSOR)
+_REDUCTIONS = (CopyKind.REDUCE_S2G, CopyKind.REDUCE_S2S, CopyKind.REDUCE_TENSOR, CopyKind.RED_ASYNC)
+_OF_REGISTERS = (CopyKind.ST_ASYNC, CopyKind.RED_ASYNC)
 
 
 class PendingCopies:
     """One batch: what one instruction issued for n lanes.
 
     Arrays of length n: ``issuer`` (opaque lane numbers given by the executor), ``dst`` and ``src``
-    addresses (for tensor copies the global side is the map's address), ``nbytes`` (what complete_tx
+    addresses (for tensor copies the global side is the map's address, ``maps``), ``nbytes`` (what complete_tx
     counts), ``key`` (mbarrier keys or None), ``group`` (group ids or None), ``complete_at`` and ``read_at``
     float64 cycles (+inf until the executor fills them in), ``read`` and ``done`` bool. ``coords`` int64[n,
     rank] for tensor copies.
@@ -71,12 +94,17 @@ class PendingCopies:
     def __len__(self) -> int:
         return len(self.dst)
 
+    @property
+    def maps(self) -> np.ndarray:
+        """Tensor copies: the addresses of their maps."""
+        return self.src if self.kind.to_shared else self.dst
+
     def describe(self, i: int) -> str:
         """'cp.async.bulk store of 1024 bytes to 0x10000000100 (issued by lane 3 at copy.cu:12)'."""
-        if self.kind.loads:
-            where = f"to {self._engine.shared.place(int(self.dst[i]))} from 0x{int(self.src[i]):x}"
-        else:
-            where = f"to 0x{int(self.dst[i]):x} from {self._engine.shared.place(int(self.src[i]))}"
+        near, far = self._engine.shared.place, "0x{:x}".format
+        where = f"to {(near if self.kind.to_shared else far)(int(self.dst[i]))}"
+        if self.kind not in _OF_REGISTERS:
+            where += f" from {(near if self.kind.from_shared else far)(int(self.src[i]))}"
         if self.coords is not None:
             where += f", coordinates {tuple(self.coords[i].tolist())}"
         by = f"issued by {self._engine.name_issuer(int(self.issuer[i]))}" + (
@@ -108,7 +136,7 @@ class PendingCopies:
         self.done[which] = True
         if len(unread):
             self._engine._sources_read(self, unread)
-        if publish or not self.kind.loads:
+        if publish or not self.kind.to_shared:
             self.publish(which)
         if self.key is None:
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -168,17 +196,22 @@ class CopyTracker:
         if span is not None:
             self._add_claim(batch, *span, ranges, writes)
         if in_memory:
-            maps = batch.dst if writes else batch.src
+            maps = batch.maps
 
             def map_ranges() -> tuple[np.ndarray, np.ndarray]:
                 left = maps[~batch.read]
                 return left, left + MAP_BYTES
 
-            claim = Claim(int(maps.min()), int(maps.max()) + MAP_BYTES, map_ranges, False, lambda _: "")
-            claim.name = lambda _: (
-                f"the tensor map of {int((~batch.read).sum())} copies in flight, one of them "
-                f"{batch.describe(int(np.argmin(batch.read)))},"
-            )
+            def verdict() -> str:
+                first = batch.describe(int(np.argmin(batch.read)))
+                return (
+                    f"descriptor modified while {int((~batch.read).sum())} copies in flight still use it, "
+                    f"one of them {first}; wait until they have read it (their mbarrier, or "
+                    "cp.async.bulk.wait_group.read), or build the next descriptor in another slot"
+                )
+
+            lo, hi = int(maps.min()), int(maps.max()) + MAP_BYTES
+            claim = Claim(lo, hi, map_ranges, False, lambda _: "", verdict=verdict)
             self.memory.in_flight.add(claim)
             batch._claims.append(claim)
 
@@ -195,12 +228,12 @@ class CopyTracker:
             exact = np.flatnonzero((starts == start) & ~batch.done)
             return batch.describe(int(exact[0]) if len(exact) else int(np.argmin(batch.done)))
 
-        claim = Claim(lo, hi, ranges, writes, name)
+        claim = Claim(lo, hi, ranges, writes, name, reduces=batch.kind.reduces)
         self.memory.in_flight.add(claim)
         batch._claims.append(claim)
 
     def _sources_read(self, batch: PendingCopies, which: np.ndarray) -> None:
-        if not batch.kind.loads:
+        if batch.kind.from_shared:
             for size, part in by_size(batch.nbytes[which]):
                 self.shared.use_source(batch.src[which[part]], size, -1)
         if batch.read.all():
@@ -210,6 +243,8 @@ class CopyTracker:
             claim.changed()
 
     def _finished(self, batch: PendingCopies) -> None:
+        if batch.kind.reduces and batch.kind.to_shared:
+            self._close_again()
         if batch.done.all():
             for claim in list(batch._claims):
                 self._drop(batch, claim)
@@ -222,16 +257,30 @@ class CopyTracker:
         batch._claims.remove(claim)
         self.memory.in_flight.remove(claim)
 
-    def _copy_at(self, addr: int, writing: bool) -> str:
-        """The copy in flight that writes (or reads) the shared byte at ``addr``."""
+    def _close_again(self) -> None:
+        """Reductions in flight may share bytes: those that another one still writes stay closed."""
         for batch in self._live:
-            if batch.kind.loads is not writing:
+            if batch.kind.reduces and batch.kind.to_shared:
+                left = np.flatnonzero(~batch.published)
+                for size, part in by_size(batch.nbytes[left]):
+                    if size:
+                        self.shared.mark(batch.dst[left[part]], size, AWAITS_COPY)
+
+    def _copies_at(self, addr: int, nbytes: int, writing: bool) -> Iterator[tuple[PendingCopies, int]]:
+        """The copies in flight that write (or read) shared bytes of [addr, addr + nbytes), one per batch."""
+        for batch in self._live:
+            if not (batch.kind.to_shared if writing else batch.kind.from_shared):
                 continue
             start = batch.dst if writing else batch.src
             left = ~(batch.published if writing else batch.read)
-            hit = np.flatnonzero(left & (start <= addr) & (addr < start + batch.nbytes))
+            hit = np.flatnonzero(left & (start < addr + nbytes) & (addr < start + batch.nbytes))
             if len(hit):
-                return batch.describe(int(hit[0]))
+                yield batch, int(hit[0])
+
+    def _copy_at(self, addr: int, writing: bool) -> str:
+        """The copy in flight that writes (or reads) the shared byte at ``addr``, for reports."""
+        for batch, i in self._copies_at(addr, 1, writing):
+            return batch.describe(i)
         return "an asynchronous copy"
 
     def pending(self) -> list[PendingCopies]:
@@ -244,27 +293,33 @@ class CopyTracker:
         wanted[as_addresses(slots)] = True
         found = []
         for batch in self._live:
-            side, left = (batch.dst, ~batch.done) if batch.kind.loads else (batch.src, ~batch.read)
-            left &= batch.nbytes > 0
-            which = np.flatnonzero(left & wanted[side // self.shared.pitch])
+            use = np.zeros(len(batch), bool)
+            if batch.kind.to_shared:
+                use |= ~batch.done & wanted[batch.dst // self.shared.pitch]
+            if batch.kind.from_shared:
+                use |= ~batch.read & wanted[batch.src // self.shared.pitch]
+            which = np.flatnonzero(use & (batch.nbytes > 0))
             if len(which):
                 found.append((batch, which))
         return found
 
     def check_exit(self, slots: np.ndarray) -> None:
-        """CTAs leave: a bulk copy that still uses their shared memory is an error (cp.async: nothing)."""
+        """CTAs leave: a copy that still uses their shared memory is an error (cp.async: nothing)."""
         for batch, which in self.pending_of_slots(slots):
             if batch.kind is not CopyKind.CP_ASYNC:
                 i = int(which[0])
                 cure = (
                     "wait on its mbarrier"
-                    if batch.kind.loads
+                    if batch.key is not None
                     else "cp.async.bulk.wait_group.read 0 by its issuer"
                 )
+                sides = (batch.dst if batch.kind.to_shared else batch.src, batch.src)
+                gone = next(
+                    int(a[i]) // self.shared.pitch for a in sides if a[i] // self.shared.pitch in slots
+                )
                 raise CopyFault(
-                    f"the CTA exits while {batch.describe(i)} still uses its shared memory ({len(which)} "
-                    "such copies); "
-                    f"{cure} before returning",
+                    f"{self.shared.name_slot(gone)} exits while {batch.describe(i)} still uses its shared memory "
+                    f"({len(which)} such copies); {cure} before returning",
                     rule="copy.exit",
                     index=0,
                 )

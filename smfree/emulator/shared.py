@@ -42,6 +42,7 @@ class SharedMemory(ByteSpace):
     """
 
     name = "shared memory"
+    base = 0
 
     def __init__(self, slots: int, pitch: int, limit: int, *, report: Report = raise_finding) -> None:
         if pitch % 1024 or limit > pitch:
@@ -59,6 +60,7 @@ class SharedMemory(ByteSpace):
         self._guard2 = self._guard.view(np.uint16)
         self._source_uses = np.zeros(self.nbytes >> 4, np.uint16)
         self.copy_at: Callable[[int, bool], str] = lambda addr, writing: "an asynchronous copy"
+        self.name_slot: Callable[[int], str] = lambda slot: f"CTA slot {slot}"
         self._guard[: self.nbytes >> 4].reshape(slots, -1)[:, : limit >> 4] = _NEW
         self._guard[: self.nbytes >> 4] |= np.uint8(_NEW)
 
@@ -249,8 +251,8 @@ class SharedMemory(ByteSpace):
     # --- faults ---
 
     def place(self, addr: int) -> str:
-        """'shared+0x40 of slot 3'."""
-        return f"shared+0x{addr % self.pitch:x} (CTA slot {addr // self.pitch})"
+        """'shared+0x40 (CTA slot 3)'."""
+        return f"shared+0x{addr % self.pitch:x} ({self.name_slot(addr // self.pitch)})"
 
     def _out_of_bounds(self, addr: np.ndarray, size: int, index: int, what: str) -> None:
         where = int(addr[index])

@@ -96,3 +96,15 @@ SWIZZLE_PERIOD = {
     Swizzle.B128_ATOM_64B: 1024,
 }
 SHARED_ALIGNMENT = 128
+#: ``new_val`` of tensormap.replace.elemtype -> type (PTX ISA, "Tensormap new_val validity").
+PTX_TYPES = [DataType(n) for n in (0, 1, 2, 3, 4, 5, 6, 7, 10, 8, 9, 11, 12, 13, 14, 15)]
+#: Swizzles as tensormap.replace sets them: (swizzle_mode, swizzle_atomicity).
+SWIZZLE_FIELDS = {
+    Swizzle.NONE: (0, 0),
+    Swizzle.B32: (1, 0),
+    Swizzle.B64: (2, 0),
+    Swizzle.B128: (3, 0),
+    Swizzle.B128_ATOM_32B: (3, 1),
+    Swizzle.B128_ATOM_32B_FLIP_8B: (3, 2),
+    Swizzle.B128_ATOM_64B: (3, 3),
+}

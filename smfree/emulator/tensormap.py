@@ -1,4 +1,4 @@
-"""Tensor maps: encode with every rule of cuTensorMapEncodeTiled, decode, and the rows of a box.
+"""Tensor maps: encode and decode with every rule of cuTensorMapEncodeTiled, replace one field.
 
 The 128 bytes are our own layout (hardware's is not public): magic, fields, CRC. Modelled: rank 1..5, tiled,
 no interleave, element strides from dimension 1 on, fill with zero or NaN, swizzles 32B, 64B, 128B and 128B
@@ -13,19 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from smfree.emulator.errors import CopyFault, Unsupported
+from smfree.emulator.tensor_rules import check, refuse, speaking
 from smfree.emulator.tensor_types import (
     ELEMENT_BYTES,
-    FLOATS,
     NAN_WORD,
+    PTX_TYPES,
     SHARED_ALIGNMENT,
+    SWIZZLE_FIELDS,
     SWIZZLE_PERIOD,
     SWIZZLE_SPAN,
-    SWIZZLE_XOR,
     DataType,
     Interleave,
     L2Promotion,
@@ -39,26 +40,23 @@ __all__ = [
     "SHARED_ALIGNMENT",
     "SWIZZLE_PERIOD",
     "SWIZZLE_SPAN",
-    "BoxRows",
     "DataType",
     "Interleave",
     "L2Promotion",
     "OutOfBoundsFill",
     "Swizzle",
     "TensorMap",
-    "box_rows",
     "decode",
     "encode",
-    "replace_address",
-    "swizzle",
+    "replace",
 ]
 
 MAP_BYTES = 128
 _MAGIC = b"SMFTMAP\x01"
-# magic, type, rank, swizzle, interleave, promotion, fill, pad, address, dims - 1, strides, boxes, element
-# strides
-_LAYOUT = struct.Struct("<8s6B2xQ5I4Q5H5B")
-_MAX_RANK = 5
+# magic, type, rank, swizzle mode, its atomicity, interleave, promotion, fill, pad, address, dims - 1,
+# strides, boxes, element strides
+_LAYOUT = struct.Struct("<8s7BxQ5I4Q5H5B")
+MAX_RANK = 5
 
 
 _Enum = TypeVar("_Enum", bound=IntEnum)
@@ -123,6 +121,12 @@ class TensorMap:
         return steps, steps @ np.array(self.strides[1:], np.int64)
 
     @cached_property
+    def rows_overlap(self) -> bool:
+        """Whether rows of one box share bytes: a stride of 0, or one below the extent inside it."""
+        offsets = np.sort(self._row_steps[1])
+        return bool((np.diff(offsets) < self.row_bytes).any())
+
+    @cached_property
     def end(self) -> int:
         """One past the last byte of the tensor."""
         span = sum((d - 1) * s for d, s in zip(self.dims, self.strides, strict=True))
@@ -133,10 +137,6 @@ class TensorMap:
             f"{self.rank}-D {self.data_type.name} tensor at 0x{self.address:x}, dims {self.dims}, "
             f"box {self.box}, swizzle {self.swizzle.name}"
         )
-
-
-def _refuse(rule: str, value: str, remedy: str) -> CopyFault:
-    return CopyFault(f"cuTensorMapEncodeTiled: {value}; {remedy}", rule=f"tensormap.{rule}")
 
 
 def _enum(kind: type[_Enum], value: int | str, what: str) -> _Enum:
@@ -150,7 +150,7 @@ def _enum(kind: type[_Enum], value: int | str, what: str) -> _Enum:
     except ValueError:
         pass
     known = ", ".join(kind.__members__)
-    raise _refuse(what.replace(" ", "_"), f"unknown {what} {value!r}", f"use one of {known}")
+    raise refuse(what.replace(" ", "_"), f"unknown {what} {value!r}", f"use one of {known}")
 
 
 def encode(
@@ -173,53 +173,38 @@ def encode(
     from dimension 1 on, as the driver takes them. Enums by number or by name ("FLOAT32", "128B").
     ``map_address`` is where the map will be stored.
     """
-    kind = _enum(DataType, data_type, "data type")
-    swz = _enum(Swizzle, swizzle, "swizzle")
-    inter = _enum(Interleave, interleave, "interleave")
-    promotion = _enum(L2Promotion, l2_promotion, "L2 promotion")
-    fill = _enum(OutOfBoundsFill, oob_fill, "out-of-bounds fill")
-    rank = len(dims)
-    if map_address is not None and map_address % 64:
-        raise _refuse(
-            "map_alignment", f"the map must be 64-byte aligned (got 0x{map_address:x})", "align its buffer"
-        )
-    if not 1 <= rank <= _MAX_RANK:
-        raise _refuse("rank", f"rank must be 1..5 (got {rank})", "merge or split dimensions")
-    steps = tuple(element_strides) if element_strides is not None else (1,) * rank
-    for name, given, wanted in (
-        ("strides", strides, rank - 1),
-        ("box", box, rank),
-        ("element strides", steps, rank),
-    ):
-        if len(given) != wanted:
-            raise _refuse(
-                "rank", f"rank {rank} needs {wanted} {name} (got {len(given)})", "give one per dimension"
+    with speaking("cuTensorMapEncodeTiled"):
+        kind = _enum(DataType, data_type, "data type")
+        swz = _enum(Swizzle, swizzle, "swizzle")
+        inter = _enum(Interleave, interleave, "interleave")
+        promotion = _enum(L2Promotion, l2_promotion, "L2 promotion")
+        fill = _enum(OutOfBoundsFill, oob_fill, "out-of-bounds fill")
+        rank = len(dims)
+        if map_address is not None and map_address % 64:
+            raise refuse(
+                "map_alignment",
+                f"the map must be 64-byte aligned (got 0x{map_address:x})",
+                "align its buffer",
             )
-    _check_memory(kind, inter, address, dims, strides)
-    _check_box(kind, inter, swz, box, steps)
-    if inter is not Interleave.NONE:
-        if rank < 3:
-            raise _refuse(
-                "rank", f"interleaved layouts need rank 3 or more (got {rank})", "use interleave NONE"
-            )
-        if inter is Interleave.B32 and swz is not Swizzle.B32:
-            raise _refuse("swizzle", f"interleave 32B needs swizzle 32B (got {swz.name})", "set swizzle 32B")
-    if fill is OutOfBoundsFill.NAN_REQUEST_ZERO_FMA and kind not in FLOATS:
-        raise _refuse("fill", f"NaN fill is for floating-point types (got {kind.name})", "use oob fill NONE")
-    if inter is not Interleave.NONE:
-        raise Unsupported(
-            f"tensor maps with interleave {inter.name} are not modelled; use NONE", rule="tensormap"
-        )
-    if kind not in ELEMENT_BYTES:
-        raise Unsupported(f"packed tensor type {kind.name} is not modelled", rule="tensormap")
-    if swz not in SWIZZLE_PERIOD:
-        raise Unsupported(f"swizzle {swz.name} is not modelled (its pattern is unverified)", rule="tensormap")
-    pad = _MAX_RANK - rank
+        if not 1 <= rank <= MAX_RANK:
+            raise refuse("rank", f"rank must be 1..5 (got {rank})", "merge or split dimensions")
+        steps = tuple(element_strides) if element_strides is not None else (1,) * rank
+        for name, given, wanted in (
+            ("strides", strides, rank - 1),
+            ("box", box, rank),
+            ("element strides", steps, rank),
+        ):
+            if len(given) != wanted:
+                raise refuse(
+                    "rank", f"rank {rank} needs {wanted} {name} (got {len(given)})", "give one per dimension"
+                )
+        check(kind, inter, swz, fill, address, dims, strides, box, steps)
+    pad = MAX_RANK - rank
     body = _LAYOUT.pack(
         _MAGIC,
         kind,
         rank,
-        swz,
+        *SWIZZLE_FIELDS[swz],
         inter,
         promotion,
         fill,
@@ -233,151 +218,100 @@ def encode(
         *steps,
         *(0,) * pad,
     )
-    body = body.ljust(MAP_BYTES - 4, b"\0")
+    return seal(body)
+
+
+def seal(body: bytes) -> bytes:
+    """The fields with padding and checksum: 128 bytes."""
+    body = body.ljust(MAP_BYTES - 4, b"\0")[: MAP_BYTES - 4]
     return body + zlib.crc32(body).to_bytes(4, "little")
 
 
-def _check_memory(
-    kind: DataType, inter: Interleave, address: int, dims: Sequence[int], strides: Sequence[int]
-) -> None:
-    aligned = (
-        32 if inter is Interleave.B32 or kind in (DataType.U4X16_ALIGN16B, DataType.U6X16_ALIGN16B) else 16
-    )
-    if address % aligned:
-        raise _refuse(
-            "address",
-            f"the global address must be {aligned}-byte aligned (got 0x{address:x})",
-            f"start the view at a multiple of {aligned} bytes",
-        )
-    for d, dim in enumerate(dims):
-        if not 1 <= dim <= 1 << 32:
-            raise _refuse(
-                "dims", f"dimension {d} must be 1..2^32 (got {dim})", "an empty tensor needs no map"
-            )
-    for d, stride in enumerate(strides, start=1):
-        if stride % aligned or not 0 <= stride < 1 << 40:
-            raise _refuse(
-                "strides",
-                f"the stride of dimension {d} must be a multiple of {aligned} and below 2^40 bytes (got "
-                f"{stride})",
-                f"pad the rows to {-(-stride // aligned) * aligned} bytes",
-            )
-
-
-def _check_box(
-    kind: DataType, inter: Interleave, swz: Swizzle, box: Sequence[int], steps: Sequence[int]
-) -> None:
-    for d, (extent, step) in enumerate(zip(box, steps, strict=True)):
-        if not 1 <= extent <= 256:
-            raise _refuse("box", f"box dimension {d} must be 1..256 elements (got {extent})", "split the box")
-        if not 1 <= step <= 8:
-            raise _refuse(
-                "element_strides", f"element stride {d} must be 1..8 (got {step})", "use strides up to 8"
-            )
-    element = ELEMENT_BYTES.get(kind)
-    if element is None or inter is not Interleave.NONE:
-        return
-    inner = box[0] * element
-    if inner % 16:
-        raise _refuse(
-            "box",
-            f"the inner box must be a multiple of 16 bytes (got {box[0]} x {element} = {inner})",
-            f"use a multiple of {16 // element} elements",
-        )
-    span = SWIZZLE_SPAN.get(swz)
-    if span is not None and inner > span:
-        raise _refuse(
-            "swizzle_span",
-            f"the inner box of {inner} bytes exceeds the {span}-byte span of swizzle {swz.name}",
-            f"use at most {span // element} elements in dimension 0, or several boxes",
-        )
-
-
-def decode(data: bytes | bytearray | memoryview | np.ndarray) -> TensorMap:
-    """128 bytes -> map; CopyFault when they were not made by :func:`encode`, or were changed since."""
+def fields(data: bytes | bytearray | memoryview | np.ndarray) -> tuple[Any, ...]:
+    """The packed fields of 128 bytes; CopyFault when they are no map, or were changed by ordinary stores."""
     raw = bytes(data)
     if len(raw) != MAP_BYTES or raw[:8] != _MAGIC:
         raise CopyFault(
             f"no tensor map lies here (first bytes {raw[:8].hex()}); pass a map from "
-            "cuTensorMapEncodeTiled by value "
-            "as a __grid_constant__ parameter, or its address in global memory",
+            "cuTensorMapEncodeTiled by value as a __grid_constant__ parameter, or its address in global "
+            "memory",
             rule="tensormap.invalid",
         )
     if zlib.crc32(raw[:-4]).to_bytes(4, "little") != raw[-4:]:
         raise CopyFault(
-            "the tensor map was edited by ordinary stores; use cuTensorMapReplaceAddress or "
-            "tensormap.replace",
+            "the tensor map was edited by ordinary stores; use tensormap.replace, or encode it anew",
             rule="tensormap.damaged",
         )
-    f = _LAYOUT.unpack(raw[: _LAYOUT.size])
-    rank = f[2]
+    return _LAYOUT.unpack(raw[: _LAYOUT.size])
+
+
+def decode(data: bytes | bytearray | memoryview | np.ndarray) -> TensorMap:
+    """128 bytes -> map, after the rules of :func:`encode`: tensormap.replace can have broken any of them."""
+    f = fields(data)
+    rank, kind = f[2], DataType(f[1])
+    dims, strides = tuple(d + 1 for d in f[9 : 9 + rank]), f[14 : 14 + rank - 1]
+    box, steps = f[18 : 18 + rank], f[23 : 23 + rank]
+    with speaking("the tensor map in use"):
+        swz = _swizzle_of(f[3], f[4])
+        check(kind, Interleave(f[5]), swz, OutOfBoundsFill(f[7]), f[8], dims, strides, box, steps)
     return TensorMap(
-        data_type=DataType(f[1]),
-        address=f[7],
-        dims=tuple(d + 1 for d in f[8 : 8 + rank]),
-        strides=(ELEMENT_BYTES[DataType(f[1])], *f[13 : 13 + rank - 1]),
-        box=f[17 : 17 + rank],
-        element_strides=f[22 : 22 + rank],
-        swizzle=Swizzle(f[3]),
-        fill_nan=bool(f[6]),
+        data_type=kind,
+        address=f[8],
+        dims=dims,
+        strides=(ELEMENT_BYTES[kind], *strides),
+        box=box,
+        element_strides=steps,
+        swizzle=swz,
+        fill_nan=bool(f[7]),
     )
 
 
-def replace_address(data: bytes | bytearray | memoryview | np.ndarray, address: int) -> bytes:
-    """cuTensorMapReplaceAddress: the same map at another global address (16-byte aligned)."""
-    decode(data)
-    if address % 16:
-        raise _refuse(
-            "address", f"the global address must be 16-byte aligned (got 0x{address:x})", "align the view"
+def _swizzle_of(mode: int, atomicity: int) -> Swizzle:
+    found = [s for s, stored in SWIZZLE_FIELDS.items() if stored == (mode, atomicity)]
+    if not found:
+        raise Unsupported(
+            f"swizzle mode {mode} with atomicity {atomicity} is not modelled; use atomicity 0 (16 bytes)",
+            rule="tensormap",
         )
-    raw = bytearray(bytes(data))
-    raw[16:24] = address.to_bytes(8, "little")
-    return bytes(raw[:-4]) + zlib.crc32(raw[:-4]).to_bytes(4, "little")
+    return found[0]
 
 
-def swizzle(addr: np.ndarray, mode: Swizzle) -> np.ndarray:
-    """Absolute shared byte addresses -> where the swizzle puts their bytes (its own inverse)."""
-    if mode is Swizzle.NONE:
-        return addr
-    if mode not in SWIZZLE_XOR:
-        raise Unsupported(f"swizzle {Swizzle(mode).name} is not modelled", rule="tensormap")
-    shift, mask = SWIZZLE_XOR[mode]
-    return addr ^ ((addr >> shift) & mask)
+def replace(data: bytes, field: str, ordinal: int, value: int) -> bytes:
+    """``tensormap.replace``: one field by its PTX name, in PTX's numbering (PTX ISA, "tensormap.replace").
 
-
-@dataclass(frozen=True, slots=True)
-class BoxRows:
-    """n boxes of R rows of ``row_bytes`` contiguous bytes.
-
-    ``addr`` int64[n, R]: global address of the row's first byte, possibly outside the tensor; ``inside``
-    bool[n, R]: the outer coordinates lie in the tensor; ``lo``, ``hi`` int64[n]: the part [lo, hi) of each
-    row, in bytes, that does (lo == hi: none).
+    128 zero bytes are an empty map to start from. Whether the fields fit together is judged when a copy uses
+    the map. Raises CopyFault.
     """
+    f = list(fields(data if any(data) else _BLANK))
+    if field == "elemtype":
+        f[1] = PTX_TYPES[value]
+    elif field == "rank":
+        if not 0 <= value < MAX_RANK:
+            raise CopyFault(
+                f"tensormap.replace.rank takes the rank minus one, 0..4 (got {value}); subtract one",
+                rule="tensormap.rank",
+            )
+        f[2] = value + 1
+    elif field == "global_dim":
+        f[9 + ordinal] = (value - 1) & 0xFFFFFFFF  # 2^32 elements come as 0
+    elif field == "global_stride":
+        if ordinal >= MAX_RANK - 1:
+            raise CopyFault(
+                f"tensormap.replace.global_stride: stride {ordinal} belongs to no dimension; ordinals 0..3 "
+                "are the strides of dimensions 1..4",
+                rule="tensormap.strides",
+            )
+        f[14 + ordinal] = value
+    elif field == "box_dim":
+        f[18 + ordinal] = min(value, 0xFFFF)  # both refused above 256 when the map is used
+    elif field == "element_stride":
+        f[23 + ordinal] = min(value, 0xFF)
+    else:
+        f[_SIMPLE_FIELDS[field]] = value
+    return seal(_LAYOUT.pack(*f))
 
-    addr: np.ndarray
-    inside: np.ndarray
-    lo: np.ndarray
-    hi: np.ndarray
-    row_bytes: int
 
-    @property
-    def whole(self) -> bool:
-        """Nothing is out of bounds."""
-        return bool(self.inside.all() and (self.lo == 0).all() and (self.hi == self.row_bytes).all())
-
-
-def box_rows(tensor: TensorMap, coords: np.ndarray) -> BoxRows:
-    """Rows of the boxes that start at ``coords`` (int64[n, rank], innermost first)."""
-    element = tensor.element_bytes
-    first = coords[:, 0]
-    lo = np.clip(-first, 0, tensor.box[0]) * element
-    hi = np.maximum(np.clip(tensor.dims[0] - first, 0, tensor.box[0]) * element, lo)
-    start = tensor.address + coords @ np.array(tensor.strides, np.int64)
-    steps, offsets = tensor._row_steps
-    addr = start[:, None] + offsets
-    inside = np.ones(addr.shape, bool)
-    for d in range(1, tensor.rank):
-        if (coords[:, d] < 0).any() or (coords[:, d] + tensor.box[d] > tensor.dims[d]).any():
-            at = coords[:, d, None] + steps[:, d - 1]
-            inside &= (at >= 0) & (at < tensor.dims[d])
-    return BoxRows(addr, inside, lo, hi, tensor.row_bytes)
+_SIMPLE_FIELDS = {
+    "swizzle_mode": 3, "swizzle_atomicity": 4, "interleave_layout": 5, "fill_mode": 7, "global_address": 8,
+}  # fmt: skip
+_BLANK = seal(_LAYOUT.pack(_MAGIC, 0, 1, *(0,) * 25))

@@ -199,7 +199,7 @@ class Recorder:
         launch = self.launch
         threads, pitch = launch.geometry.threads, launch.memory.pitch
         at = launch.line_of(g.pc)
-        shared = batch.dst if batch.kind.loads else batch.src
+        shared = batch.dst if batch.kind.to_shared else batch.src
         starts = launch.time[g.lanes.warps]
         of_warp = dict(zip(g.lanes.warps.tolist(), starts.tolist(), strict=True))
         for i, lane in enumerate(batch.issuer.tolist()):

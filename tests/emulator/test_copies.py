@@ -14,7 +14,8 @@ from smfree.emulator.barriers import MBarriers
 from smfree.emulator.copies import CopyEngine, CopyGroups, CopyKind, PendingCopies
 from smfree.emulator.errors import BarrierFault, CopyFault, EmulationError, MemoryFault, Severity, Unsupported
 from smfree.emulator.memory import GlobalMemory, SharedMemory
-from smfree.emulator.tensormap import ELEMENT_BYTES, DataType, Swizzle, decode, encode, swizzle
+from smfree.emulator.tensor_boxes import swizzle
+from smfree.emulator.tensormap import ELEMENT_BYTES, DataType, Swizzle, decode, encode
 
 PITCH = 64 * 1024
 TILE = 1024  # offset of the tile in shared memory; the barrier lies at 0
@@ -665,7 +666,7 @@ def test_editing_a_map_in_memory_while_copies_use_it(rig: Rig) -> None:
     where = rig.memory.alloc(128)
     rig.memory.write(where, matrix(rig.src))
     load = rig.engine.tensor_load(ONE, ints(TILE), ints(where), ints(0, 0)[None], rig.key[:1])
-    with pytest.raises(CopyFault, match=r"writes 8 bytes .* the tensor map of 1 copies in flight"):
+    with pytest.raises(CopyFault, match=r"writes 8 bytes .* descriptor modified while 1 copies in flight"):
         rig.memory.store(ints(where + 16), np.zeros(1, np.uint64))
     load.perform(ONE)
     rig.memory.store(ints(where + 16), np.zeros(1, np.uint64))

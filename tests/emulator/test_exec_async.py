@@ -365,14 +365,14 @@ def test_the_read_form_of_the_wait_does_not_make_the_result_visible(schedule: st
 @pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s not in ("async-earliest", "random")])
 def test_a_cta_that_exits_under_its_bulk_copies(schedule: str) -> None:
     with report(
-        "the CTA exits while the cp.async.bulk store of 256 bytes",
+        "CTA 0 exits while the cp.async.bulk store of 256 bytes",
         "wait_group.read",
         "case.cu:50",
         rule="copy.exit",
     ):
         go(_FILL + _STORE, schedule)
     with report(
-        "the CTA exits while the cp.async.bulk load of 256 bytes", "mbarrier", "case.cu:40", rule="copy.exit"
+        "CTA 0 exits while the cp.async.bulk load of 256 bytes", "mbarrier", "case.cu:40", rule="copy.exit"
     ):
         go(_INIT + _BULK_LOAD.format(bytes=256), schedule)
     got = go(_FILL + _STORE + "@%p1 cp.async.bulk.wait_group.read 0;", schedule).out
@@ -409,7 +409,7 @@ def test_announcing_one_tile_too_many_in_the_bulk_kernel(schedule: str) -> None:
 @pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s not in ("async-earliest", "random")])
 def test_forgetting_the_last_wait_of_the_bulk_kernel(schedule: str) -> None:
     last = "cp_async_bulk_wait_group<0>();  // shared memory must outlive the stores that read it"
-    with report("the CTA exits while the cp.async.bulk store", rule="copy.exit"):
+    with report("exits while the cp.async.bulk store", rule="copy.exit"):
         _bulk((last, ""), schedule, 4 * _TILE)
 
 
@@ -493,17 +493,9 @@ def test_d24_grid_barrier_with_more_ctas_than_fit(schedule: str) -> None:
 # --------------------------------------------------------------------------------------------------- refusals
 
 _REFUSED = [
-    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r22], [%r23], 16, [%r20];",
-    "cp.async.bulk.prefetch.L2.global [%rd1], 16;",
-    "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd0], [%r22], 16;",
-    "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-    " [%r22], [%rd1, {%r2, %r2, %r2}], [%r20];",
-    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-    " [%r22], [%rd1, {%r2, %r2}], [%r20], %h1;",
-    "cp.async.bulk.prefetch.tensor.2d.L2.global [%rd1, {%r2, %r2}];",
-    "cp.async.ca.shared.global.L2::cache_hint [%r22], [%rd1], 4, %rd4;",
-    "cp.async.mbarrier.arrive.shared.b64 [%r20];",
-    "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r22], %r2, [%r20];",
+    "applypriority.global.L2::evict_normal [%rd1], 128;",
+    "discard.global.L2 [%rd1], 128;",
+    "st.async.shared::cta.mbarrier::complete_tx::bytes.u32 [%r22], %r2, [%r20];",
 ]
 
 

@@ -11,17 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smfree.emulator.errors import CopyFault, Unsupported
+from smfree.emulator.tensor_boxes import box_rows, swizzle
 from smfree.emulator.tensormap import (
     ELEMENT_BYTES,
     MAP_BYTES,
     DataType,
     Swizzle,
     TensorMap,
-    box_rows,
     decode,
     encode,
-    replace_address,
-    swizzle,
 )
 
 BASE = 1 << 40
@@ -174,13 +172,6 @@ def test_bytes_that_are_no_map_or_were_edited() -> None:
     edited[20] ^= 1
     with pytest.raises(CopyFault, match="edited by ordinary stores"):
         decode(edited)
-
-
-def test_replacing_the_address() -> None:
-    moved = decode(replace_address(make(), BASE + (1 << 33)))
-    assert moved == decode(make(address=BASE + (1 << 33)))
-    with pytest.raises(CopyFault, match="16-byte aligned"):
-        replace_address(make(), BASE + 4)
 
 
 # --- swizzles ---

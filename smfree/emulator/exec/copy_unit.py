@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.copies import CopyEngine, CopyGroups, PendingCopies
-from smfree.emulator.errors import Unsupported
-from smfree.emulator.exec.async_ops import map_in_params
+from smfree.emulator.exec.bulk_unit import BulkUnit
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_unit import Issue
-from smfree.emulator.tensormap import TensorMap, box_rows, decode
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch
-
-TENSOR_MAP_BYTES = 128
 
 
 @dataclass(slots=True)
@@ -54,7 +50,7 @@ class CopyUnit:
         self.landed: list[Landed] = []
         self.issuing = np.zeros(launch.geometry.num_warps, np.bool_)  # warps that have issued copies
         self._due = np.inf  # not later than the earliest completion among the pending copies
-        self._maps: dict[int, TensorMap] = {}
+        self.bulk = BulkUnit(self)
 
     # ---------------------------------------------------------------- issue
 
@@ -97,105 +93,12 @@ class CopyUnit:
         if launch.trace is not None:
             launch.trace.issued(at.group, batch)
 
-    def bulk_load(self, g: Group, dst: Any, src: Any, nbytes: Any, barrier: Any) -> None:
-        launch, lanes = self.launch, g.lanes
-        flat = launch.memory.flat_shared(lanes, dst, 1)
-        keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(lanes, barrier, 8))
-        batch = self.engine.bulk_load(lanes.ids, flat, src, nbytes, keys, label=launch.here(g))
-        if launch.clock is not None:
-            hits = launch.memory.range_hits(src, batch.nbytes, write=False)
-            self._time_load(g, batch, hits, tensor=False)
-        self._issued(g, batch)
-
-    def bulk_store(self, g: Group, dst: Any, src: Any, nbytes: Any) -> None:
-        launch, lanes = self.launch, g.lanes
-        flat = launch.memory.flat_shared(lanes, src, 1)
-        group = self.bulk_groups.current(lanes.ids)
-        batch = self.engine.bulk_store(lanes.ids, dst, flat, nbytes, group=group, label=launch.here(g))
-        self.bulk_groups.add(batch)
-        if launch.clock is not None:
-            misses = batch.nbytes - launch.memory.range_hits(dst, batch.nbytes, write=True)
-            self._time_store(g, batch, misses, tensor=False)
-        self._issued(g, batch)
-
-    def tensor_load(self, g: Group, dst: Any, maps: Any, coords: Any, barrier: Any) -> None:
-        launch, lanes = self.launch, g.lanes
-        tensor = self._map(maps)
-        flat = launch.memory.flat_shared(lanes, dst, tensor.box_bytes)
-        keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(lanes, barrier, 8))
-        batch = self.engine.tensor_load(
-            lanes.ids, flat, maps, coords, keys, maps=tensor, label=launch.here(g)
-        )
-        if launch.clock is not None:
-            self._time_load(g, batch, self._tensor_hits(tensor, coords, write=False), tensor=True)
-        self._issued(g, batch)
-
-    def tensor_store(self, g: Group, src: Any, maps: Any, coords: Any) -> None:
-        launch, lanes = self.launch, g.lanes
-        tensor = self._map(maps)
-        flat = launch.memory.flat_shared(lanes, src, tensor.box_bytes)
-        group = self.bulk_groups.current(lanes.ids)
-        batch = self.engine.tensor_store(
-            lanes.ids, flat, maps, coords, group=group, maps=tensor, label=launch.here(g)
-        )
-        self.bulk_groups.add(batch)
-        if launch.clock is not None:
-            hits = self._tensor_hits(tensor, coords, write=True)
-            self._time_store(g, batch, np.maximum(batch.nbytes - hits, 0), tensor=True)
-        self._issued(g, batch)
-
-    def _map(self, addresses: Any) -> TensorMap:
-        offset = map_in_params(addresses)
-        if offset is None:
-            raise Unsupported(
-                "tensor maps in device memory are not modelled yet; pass the map as a __grid_constant__ "
-                "parameter",
-                rule="unsupported",
-            )
-        if offset not in self._maps:
-            self._maps[offset] = decode(self.launch.params[offset : offset + TENSOR_MAP_BYTES])
-        return self._maps[offset]
-
-    def _tensor_hits(self, tensor: TensorMap, coords: Any, *, write: bool) -> Any:
-        """Bytes of each box that L2 holds, row by row."""
-        rows = box_rows(tensor, coords)
-        inside = rows.inside & (rows.hi > rows.lo)[:, None]
-        box, row = np.nonzero(inside)
-        if not len(box):
-            return np.zeros(len(coords), np.int64)
-        lo = rows.lo[box]
-        hits = self.launch.memory.range_hits(rows.addr[box, row] + lo, rows.hi[box] - lo, write=write)
-        return np.bincount(box, hits, len(coords)).astype(np.int64)
-
-    def _time_load(self, g: Group, batch: PendingCopies, hits: Any, *, tensor: bool) -> None:
-        launch = self.launch
-        clock = launch.clock
-        assert clock is not None
-        index = g.lanes.warp_index
-        t = launch.settle(g)[index]
-        ones = np.ones(len(batch), np.int64)
-        batch.complete_at[:] = clock.bulk_load(g.lanes.sm[index], t, batch.nbytes, hits, ones, tensor=tensor)
-        batch.read_at[:] = batch.complete_at
-
-    def _time_store(self, g: Group, batch: PendingCopies, misses: Any, *, tensor: bool) -> None:
-        launch = self.launch
-        clock = launch.clock
-        assert clock is not None
-        index = g.lanes.warp_index
-        t = launch.settle(g)[index]
-        ones = np.ones(len(batch), np.int64)
-        read, done = clock.bulk_store(g.lanes.sm[index], t, batch.nbytes, misses, ones, tensor=tensor)
-        batch.read_at[:] = read
-        batch.complete_at[:] = done
-
     def _remember_issuers(self, g: Group) -> None:
         self.issuing[g.lanes.warp_slice] = True
 
-    def _issued(self, g: Group, batch: PendingCopies) -> None:
+    def issued(self, g: Group, batch: PendingCopies) -> None:
+        """A batch that the schedule completes some time from now on."""
         self._remember_issuers(g)
-        counters = self.launch.counters
-        counters.tma_requests += len(batch)
-        counters.bytes_async += int(batch.nbytes.sum())
         self.pending.append(batch)
         if self.launch.clock is not None:
             self._due = min(self._due, float(batch.complete_at.min()))
@@ -271,10 +174,11 @@ class CopyUnit:
 
     def complete_due(self, limit: float) -> None:
         """Timed: everything whose modelled completion is not later than ``limit``."""
+        self.bulk.prefetches.settle(limit)
         if limit < self._due:
             return
         for batch in self.pending:
-            if not batch.kind.loads:
+            if batch.kind.from_shared:
                 batch.read_sources(np.flatnonzero(~batch.read & (batch.read_at <= limit)))
             which = np.flatnonzero(~batch.done & (batch.complete_at <= limit))
             if len(which):
@@ -295,6 +199,7 @@ class CopyUnit:
         if self.launch.clock is not None:
             self.complete_due(float(self.launch.time.reshape(self.launch.geometry.slots, -1)[slots].max()))
         self.engine.check_exit(slots)
+        self.bulk.maps.retire(slots)
         self.engine.abandon(slots)
         keys_per_slot = self.launch.memory.pitch // 8
         self._publish(lambda item: np.isin(item.keys // keys_per_slot, slots))  # nobody is left to read them

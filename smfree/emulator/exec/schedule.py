@@ -154,7 +154,7 @@ class Random(Schedule):
     def complete_some(self, launch: Launch) -> None:
         batch = launch.copy.pending[int(self.rng.integers(len(launch.copy.pending)))]
         open_ = np.flatnonzero(~batch.done)
-        if not batch.kind.loads and self.rng.random() < 0.5:
+        if batch.kind.from_shared and self.rng.random() < 0.5:
             batch.read_sources(open_)
             return
         launch.copy.complete(batch, open_[self.rng.random(len(open_)) < 0.5] if len(open_) > 1 else open_)

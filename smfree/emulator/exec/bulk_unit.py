@@ -1,0 +1,217 @@
+"""Where bulk copies, tensor copies and prefetches are issued, counted and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smfree.emulator.errors import EmulationError
+from smfree.emulator.exec.lanes import Group
+from smfree.emulator.exec.map_unit import MapUnit
+from smfree.emulator.exec.prefetches import Prefetches
+from smfree.emulator.pending import PendingCopies
+from smfree.emulator.reductions import Reduction
+from smfree.emulator.tensor_boxes import box_rows
+from smfree.emulator.tensormap import TensorMap
+
+if TYPE_CHECKING:
+    from smfree.emulator.exec.copy_unit import CopyUnit
+
+_ALL = slice(None)
+
+
+class BulkUnit:
+    """The TMA of every SM: bulk and tensor copies of one launch."""
+
+    def __init__(self, copies: CopyUnit) -> None:
+        self.copies, self.launch, self.engine = copies, copies.launch, copies.engine
+        self.maps = MapUnit(copies.launch)
+        self.prefetches = Prefetches()
+
+    # ---------------------------------------------------------------- one range per thread
+
+    def load(self, g: Group, dst: Any, src: Any, nbytes: Any, barrier: Any) -> None:
+        """``cp.async.bulk`` from global to shared memory."""
+        launch, lanes = self.launch, g.lanes
+        flat = launch.memory.flat_shared(lanes, dst, 1)
+        keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(lanes, barrier, 8))
+        batch = self.engine.bulk_load(lanes.ids, flat, src, nbytes, keys, label=launch.here(g))
+        if launch.clock is not None:
+            hits = launch.memory.range_hits(src, batch.nbytes, write=False)
+            ready = self.prefetches.ready(src, batch.nbytes)
+            self._time_load(g, batch, _ALL, hits, ready, tensor=False)
+        self._issued(g, batch)
+
+    def store(self, g: Group, dst: Any, src: Any, nbytes: Any, reduction: Reduction | None = None) -> None:
+        """``cp.async.bulk`` or ``cp.reduce.async.bulk`` from shared to global memory."""
+        launch, lanes = self.launch, g.lanes
+        flat = launch.memory.flat_shared(lanes, src, 1)
+        group = self.copies.bulk_groups.current(lanes.ids)
+        batch = self.engine.bulk_store(
+            lanes.ids, dst, flat, nbytes, reduction=reduction, group=group, label=launch.here(g)
+        )
+        self.copies.bulk_groups.add(batch)
+        if launch.clock is not None:
+            misses = batch.nbytes - launch.memory.range_hits(dst, batch.nbytes, write=True)
+            self._time_store(g, batch, _ALL, misses, tensor=False)
+        self._issued(g, batch)
+
+    def prefetch(self, g: Group, src: Any, nbytes: Any) -> None:
+        """``cp.async.bulk.prefetch.L2``; what lies in no allocation is left out."""
+        sizes = self.engine.prefetch_sizes(src, nbytes)
+        self._prefetch(g, src, sizes, np.arange(len(src)), sizes, tensor=False)
+
+    # ---------------------------------------------------------------- one box per thread
+
+    def tensor_load(self, g: Group, dst: Any, maps: Any, coords: Any, barrier: Any) -> None:
+        """``cp.async.bulk.tensor`` from global to shared memory."""
+        launch, lanes = self.launch, g.lanes
+        flat = launch.memory.flat_shared(lanes, dst, 1)
+        keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(lanes, barrier, 8))
+        for which, tensor, in_memory in self._parts(g, maps):
+            with self._positions(which):
+                batch = self.engine.tensor_load(
+                    lanes.ids[which], flat[which], maps[which], coords[which], keys[which],
+                    maps=None if in_memory else tensor, label=launch.here(g),
+                )  # fmt: skip
+            if launch.clock is not None:
+                hits, ready = self._boxes(tensor, coords[which], write=False)
+                self._time_load(g, batch, which, hits, ready, tensor=True)
+            self._issued(g, batch)
+
+    def tensor_store(self, g: Group, src: Any, maps: Any, coords: Any, op: str | None = None) -> None:
+        """``cp.async.bulk.tensor`` or ``cp.reduce.async.bulk.tensor`` from shared to global memory."""
+        launch, lanes = self.launch, g.lanes
+        flat = launch.memory.flat_shared(lanes, src, 1)
+        group = self.copies.bulk_groups.current(lanes.ids)
+        for which, tensor, in_memory in self._parts(g, maps):
+            with self._positions(which):
+                batch = self.engine.tensor_store(
+                    lanes.ids[which], flat[which], maps[which], coords[which], op=op, group=group[which],
+                    maps=None if in_memory else tensor, label=launch.here(g),
+                )  # fmt: skip
+            self.copies.bulk_groups.add(batch)
+            if launch.clock is not None:
+                hits, _ = self._boxes(tensor, coords[which], write=True)
+                self._time_store(g, batch, which, np.maximum(batch.nbytes - hits, 0), tensor=True)
+            self._issued(g, batch)
+
+    def prefetch_tensor(self, g: Group, maps: Any, coords: Any) -> None:
+        """``cp.async.bulk.prefetch.tensor``: the part of the box that lies in the tensor."""
+        for which, tensor, _ in self._parts(g, maps):
+            with self._positions(which):
+                self.engine.check_coordinates(tensor, coords[which])
+            box, start, sizes = _rows(tensor, coords[which])
+            lanes = np.arange(g.lanes.n)[which]
+            per_box = np.bincount(box, sizes, len(lanes)).astype(np.int64)
+            self._prefetch(g, start, sizes, lanes[box], per_box, tensor=True, issuers=lanes)
+
+    def _parts(self, g: Group, maps: Any) -> Iterator[tuple[Any, TensorMap, bool]]:
+        self.maps.check_window(maps)
+        return self.maps.parts(g, maps)
+
+    @contextmanager
+    def _positions(self, which: Any) -> Iterator[None]:
+        """Findings about elements ``which`` of the lanes carry the lane's position."""
+        if isinstance(which, slice):
+            yield
+            return
+        report = self.engine.report
+
+        def among(finding: EmulationError) -> EmulationError:
+            if finding.index is not None:
+                finding.index = int(which[finding.index])
+            return finding
+
+        self.engine.report = lambda finding: report(among(finding))
+        try:
+            yield
+        except EmulationError as fault:
+            raise among(fault) from None
+        finally:
+            self.engine.report = report
+
+    # ---------------------------------------------------------------- time and counters
+
+    def _boxes(self, tensor: TensorMap, coords: Any, *, write: bool) -> tuple[Any, Any]:
+        """Per box: bytes that L2 holds, row by row; when prefetches of its rows are complete."""
+        box, start, sizes = _rows(tensor, coords)
+        ready = np.full(len(coords), -np.inf)
+        if not len(box):
+            return np.zeros(len(coords), np.int64), ready
+        hits = self.launch.memory.range_hits(start, sizes, write=write)
+        np.maximum.at(ready, box, self.prefetches.ready(start, sizes))
+        return np.bincount(box, hits, len(coords)).astype(np.int64), ready
+
+    def _start(self, g: Group, which: Any) -> tuple[Any, Any, Any]:
+        """SM and time of each element's issue, and one request each."""
+        index = g.lanes.warp_index[which]
+        return g.lanes.sm[index], self.launch.settle(g)[index], np.ones(len(index), np.int64)
+
+    def _time_load(
+        self, g: Group, batch: PendingCopies, which: Any, hits: Any, ready: Any, *, tensor: bool
+    ) -> None:
+        clock = self.launch.clock
+        assert clock is not None
+        sm, t, ones = self._start(g, which)
+        done = clock.bulk_load(sm, t, batch.nbytes, hits, ones, tensor=tensor)
+        batch.complete_at[:] = batch.read_at[:] = np.maximum(done, ready)
+
+    def _time_store(self, g: Group, batch: PendingCopies, which: Any, misses: Any, *, tensor: bool) -> None:
+        clock = self.launch.clock
+        assert clock is not None
+        sm, t, ones = self._start(g, which)
+        batch.read_at[:], batch.complete_at[:] = clock.bulk_store(
+            sm, t, batch.nbytes, misses, ones, tensor=tensor
+        )
+
+    def _issued(self, g: Group, batch: PendingCopies) -> None:
+        counters = self.launch.counters
+        counters.tma_requests += len(batch)
+        if batch.kind.reduces:
+            counters.bytes_reduced += int(batch.nbytes.sum())
+        else:
+            counters.bytes_async += int(batch.nbytes.sum())
+        self.copies.issued(g, batch)
+
+    def _prefetch(
+        self,
+        g: Group,
+        src: Any,
+        sizes: Any,
+        lane: Any,
+        per_issuer: Any,
+        *,
+        tensor: bool,
+        issuers: Any = _ALL,
+    ) -> None:
+        """Ranges ``src``, ``sizes`` of the issuing lanes ``lane``; ``issuers``: one request each."""
+        launch = self.launch
+        counters = launch.counters
+        counters.tma_requests += len(per_issuer)
+        counters.bytes_prefetched += int(per_issuer.sum())
+        if launch.clock is None or not len(src):
+            return
+        homes = [launch.device.memory.allocation_of(a) for a in src.tolist()]
+        ends = np.array([-1 if home is None else home.end for home in homes])
+        real = (sizes > 0) & (src + sizes <= ends)
+        src, sizes, lane = src[real], sizes[real], lane[real]
+        if not len(src):
+            return
+        hits = np.bincount(lane, launch.memory.range_hits(src, sizes, write=False), g.lanes.n)[issuers]
+        sm, t, ones = self._start(g, issuers)
+        done = launch.clock.bulk_load(sm, t, per_issuer, hits.astype(np.int64), ones, tensor=tensor)
+        of_lane = np.zeros(g.lanes.n)
+        of_lane[issuers] = done
+        self.prefetches.add(src, sizes, of_lane[lane])
+
+
+def _rows(tensor: TensorMap, coords: Any) -> tuple[Any, Any, Any]:
+    """(box, global address, bytes) of each row that lies in the tensor, at least in part."""
+    rows = box_rows(tensor, coords)
+    box, row = np.nonzero(rows.inside & (rows.hi > rows.lo)[:, None])
+    lo = rows.lo[box]
+    return box, rows.addr[box, row] + lo, rows.hi[box] - lo
