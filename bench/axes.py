@@ -122,9 +122,9 @@ PIPELINE: Mapping[Axes, PipelineAxes] = {
         tile_bytes=(4 * KIB, 16 * KIB),
         num_stages=tuple(range(1, 9)),
         ratios=(0.25, 0.5, 1.0, 2.0, 4.0),
-        ratio_stages=(1, 2),
+        ratio_stages=(2,),
         max_ctas=None,
-        tiles_per_cta=64,
+        tiles_per_cta=32,
     ),
 }
 

@@ -6,7 +6,7 @@
 Needs the checkout (nothing is installed) and torch, triton 3.6, cuda-bindings 13, numpy, pytest,
 pytest-benchmark, tabulate. Each stage is a process of its own with a time limit and a log; a failed stage
 does not stop the next ones. The folder then holds: environment.txt, *.log, latency.json, throughput.json,
-sass/*.sass, counters.json, counters.txt, summary.json and summary.txt. The exit code is the number of failed
+pipelines.json, sass/*.sass, counters.json, counters.txt, summary.json and summary.txt. The exit code is the number of failed
 stages.
 """
 
@@ -69,6 +69,7 @@ def stages(device: str, out: Path, *, quick: bool) -> list[Stage]:
         Stage("tests", (*pytest, *tests), 120),
         Stage("latency", (*pytest, *axes, *rounds, *_bench(out, "latency")), 200),
         Stage("throughput", (*pytest, *axes, *rounds, *_bench(out, "throughput")), 200),
+        Stage("pipelines", (*pytest, *axes, *rounds, *_bench(out, "pipelines")), 200),
         Stage("counters", (*helper, "counters", *place), 90),
     ]
 
@@ -77,6 +78,7 @@ def _bench(out: Path, name: str) -> tuple[str, ...]:
     files = {
         "latency": ("bench/bench_latency.py", "bench/bench_uncertainty.py"),
         "throughput": ("bench/bench_throughput.py", "bench/bench_uncertainty.py"),
+        "pipelines": ("bench/bench_control.py", "bench/bench_pipeline.py"),
     }
     return (*files[name], f"--benchmark-json={out / name}.json")
 

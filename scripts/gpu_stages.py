@@ -66,7 +66,7 @@ def _output(command: Sequence[str]) -> str:
 
 
 def sources(capabilities: Capabilities, axes: Axes) -> Iterator[Any]:
-    """The source of every point of the benchmarks that is possible on the device."""
+    """The source of every latency and throughput point that is possible on the device."""
     for point in latency_points(axes):
         mover = engine(point.engine)
         if mover.unavailable(capabilities) is None:

@@ -52,7 +52,9 @@ def test_no_stage_starts_without_time_left(tmp_path: Path) -> None:
 
 def test_all_limits_together_are_known_and_tests_and_benchmarks_have_room() -> None:
     found = {item.name: item for item in gpu_run.stages("cuda:0", Path("x"), quick=False)}
-    assert list(found) == ["environment", "compile", "sass", "tests", "latency", "throughput", "counters"]
+    assert list(found) == [
+        "environment", "compile", "sass", "tests", "latency", "throughput", "pipelines", "counters"
+    ]  # fmt: skip
     assert "--benchmark-json=x/latency.json" in found["latency"].command
     assert gpu_run.TOTAL_S < 600
 
