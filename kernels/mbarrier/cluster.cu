@@ -1,7 +1,7 @@
 // What does a tile cost that several CTAs need, when each loads a part of it and multicasts it to all?
 //
 // Computes   dst[r, i] = 0, then WORK times fmaf(alpha[r], x[i], dst[r, i]), float32, for every row r. The
-//            CTA of rank c in its cluster computes row c of each of the cluster's groups of CLUSTER_SIZE rows.
+//            CTA of rank c in its cluster computes row c of each group of CLUSTER_SIZE rows.
 // Moves      per group of CLUSTER_SIZE rows: x once, global -> shared of all CTAs of the cluster, each asking
 //            for 1 / CLUSTER_SIZE of each tile by a multicast cp.async.bulk; each row shared -> global by
 //            cp.async.bulk. MULTICAST=0: each CTA loads the whole tile, so x is read CLUSTER_SIZE times. The

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.common import LaunchInfo
-from kernels.mbarrier import pingpong, ring, ring_async
+from kernels.mbarrier import persistent, pingpong, ring, ring_async, specialised
 from kernels.mbarrier.pipeline import Part, PipelineConfig
 from smfree.cuda import Capabilities, DeviceArray, Stream
 
@@ -59,6 +59,8 @@ PIPELINES: dict[str, Pipeline] = {
     for made in (
         Pipeline("pingpong", _BULK, pingpong.PingpongConfig, pingpong.axpy),
         Pipeline("ring", _BULK, ring.RingConfig, ring.axpy),
+        Pipeline("specialised", _BULK, specialised.SpecialisedConfig, specialised.axpy),
+        Pipeline("persistent", _BULK, persistent.PersistentConfig, persistent.axpy),
         Pipeline(
             "ring_async",
             "global -> shared -> registers -> global",

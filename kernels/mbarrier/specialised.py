@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from kernels.common import LaunchInfo, check_tile, check_whole, require
+from kernels.common import LaunchInfo, check_whole, require
 from kernels.mbarrier.pipeline import BarrierPlan, PipelineConfig, RegisterPlan, run_axpy
 from smfree.cuda import DeviceArray, Stream
 
@@ -42,7 +42,6 @@ class SpecialisedConfig(PipelineConfig):
             "use 384",
         )
         super().__post_init__()
-        check_tile(self.tile_bytes, multiple_of=16 * self.consumer_groups)
         if self.producer_registers == 0:
             require(
                 self.consumer_registers == 0,
