@@ -1,5 +1,6 @@
 # make bench   install what is needed into .venv and run the main job
 # make test    install what is needed into .venv and run all tests
+# make docs    draw the timelines of docs/img again, from emulated runs
 # make test-full   the same, with every combination of the kernels' axes instead of every pair
 # make help    the rest
 #
@@ -12,7 +13,7 @@ CUDA ?= $(shell nvidia-smi 2>/dev/null | grep -q 'CUDA Version: 12' && echo 12 |
 STAMP := $(VENV)/.installed-cu$(CUDA)
 ARGS ?=
 
-.PHONY: help install bench test test-full lint types check clean
+.PHONY: help install bench docs test test-full lint types check clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -27,6 +28,9 @@ $(STAMP): pyproject.toml
 
 bench: install
 	@$(BIN)/python -m pytest bench/ -r fE --fallback emu:a100,emu:h100 --benchmark-autosave $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
+
+docs: install
+	$(BIN)/python scripts/draw_timelines.py $(ARGS)
 
 test: install
 	$(BIN)/python -m pytest tests/ -n 2 --dist worksteal -q $(ARGS)
