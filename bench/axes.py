@@ -107,7 +107,7 @@ class PipelineAxes:
 
 PIPELINE: Mapping[Axes, PipelineAxes] = {
     Axes.QUICK: PipelineAxes(
-        pipelines=("pingpong", "ring"),
+        pipelines=("pingpong", "ring", "specialised", "persistent"),
         swept=("ring",),
         tile_bytes=(4 * KIB,),
         num_stages=(1, 2, 4),
@@ -117,8 +117,8 @@ PIPELINE: Mapping[Axes, PipelineAxes] = {
         tiles_per_cta=16,
     ),
     Axes.FULL: PipelineAxes(
-        pipelines=("pingpong", "ring"),
-        swept=("pingpong", "ring"),
+        pipelines=("pingpong", "ring", "specialised", "persistent"),
+        swept=("pingpong", "ring", "specialised", "persistent"),
         tile_bytes=(4 * KIB, 16 * KIB),
         num_stages=tuple(range(1, 9)),
         ratios=(0.25, 0.5, 1.0, 2.0, 4.0),
