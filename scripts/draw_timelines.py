@@ -111,6 +111,14 @@ PICTURES: Mapping[str, Picture] = {
             "kernels/mbarrier/ring.cu, 3 stages": streaming("ring", 3, work=12, tiles=8),
         },
     ),
+    "specialised": Picture(
+        "Warpgroups with roles: one copies, two compute",
+        "emu:h100",
+        {
+            f"kernels/mbarrier/specialised.cu, {n} stages": streaming("specialised", n, work=32, tiles=8)
+            for n in (2, 4)
+        },
+    ),
 }
 
 
