@@ -261,6 +261,8 @@ class BarrierTable:
 
     def place(self, key: int) -> str:
         """'mbarrier at shared+0x40 (CTA slot 3)'."""
+        if self.memory is not None:
+            return f"mbarrier at {self.memory.place(key * 8)}"
         return f"mbarrier at shared+0x{key * 8 % self.pitch:x} (CTA slot {key * 8 // self.pitch})"
 
     def _fault(

@@ -42,6 +42,9 @@ class Clock:
         self.mbarrier_arrive_cycles = sync.mbarrier_arrive_cycles
         self.mbarrier_wait_hit_cycles = sync.mbarrier_wait_hit_cycles
         self.mbarrier_wait_wake_cycles = sync.mbarrier_wait_wake_cycles
+        links = profile.cluster
+        self.cluster_store_cycles = links.store_latency_cycles if links else 0.0
+        self.cluster_barrier_cycles = links.barrier_cycles if links else sync.bar_sync_cycles
         self.fence_cycles = {
             "cta": sync.fence_cta_cycles,
             "cluster": sync.fence_gpu_cycles,
@@ -56,6 +59,7 @@ class Clock:
         self._write_cycles_per_byte = 1.0 / (peak * profile.dram.write_efficiency)
         self._turn_cycles_per_byte = profile.dram.turnaround / peak
         sms = device.num_sms
+        self._cluster = ServerBank(2 * sms if links else 0)  # ports of the asking, then of the asked SMs
         self._schedulers = ServerBank(sms)
         self._shared = ServerBank(sms)
         self._lsu = ServerBank(sms)
@@ -67,6 +71,7 @@ class Clock:
 
     def reset(self) -> None:
         """Forget all promises: a new launch starts at cycle 0."""
+        self._cluster.reset()
         for bank in (self._schedulers, self._shared, self._lsu, self._store, self._tma, self._l2, self._dram):
             bank.reset()
         self._dram_read = self._dram_written = 0.0
@@ -113,6 +118,28 @@ class Clock:
         done = self._store.serve(sm, t, work)
         performed = np.maximum(done, self._memory(done - work, moved, miss_bytes, write=True)) + latency
         return done, performed
+
+    def cluster(self, sm: I8, peer: I8, t: F8, nbytes: I8, *, write: bool) -> F8:
+        """When requests of SM ``sm`` for ``nbytes`` of the shared memory of SM ``peer`` are done.
+
+        A load when its data is in registers, a ``write`` (store, arrival) when it is visible there. Each byte
+        passes a port of both SMs; an SM that asks itself has its shared memory's latency.
+        """
+        links = self.profile.cluster
+        if links is None:
+            raise Unsupported(
+                f"{self.profile.device.name} has no clusters: they need compute capability 9.0",
+                rule="cluster.absent",
+            )
+        done = t + self.profile.shared.latency_cycles
+        far = np.flatnonzero(sm != peer)
+        if len(far):
+            work = nbytes[far] / links.bytes_per_cycle
+            sent = self._cluster.serve(sm[far], t[far], work)
+            taken = self._cluster.serve(peer[far] + self.profile.device.num_sms, t[far], work)
+            latency = links.store_latency_cycles if write else links.latency_cycles
+            done[far] = np.maximum(sent, taken) - work + latency
+        return done
 
     def bulk_load(
         self, sm: I8, t: F8, nbytes: I8, hit_bytes: I8, requests: I8, *, tensor: bool = False

@@ -69,7 +69,7 @@ class Counters:
     """Waits (test_wait, try_wait) that found their phase complete."""
     mbarrier_wait_misses: int = 0
     barriers: int = 0
-    """Warps that passed a bar.sync or barrier.cluster."""
+    """Warps that arrived at a bar.sync, bar.arrive or barrier.cluster."""
     fences: int = 0
     atomics: int = 0
 

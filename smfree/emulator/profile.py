@@ -124,6 +124,21 @@ class TmaSpec(EngineSpec):
 
 
 @dataclass(frozen=True)
+class ClusterSpec:
+    """The network between the SMs of a cluster.
+
+    ``latency_cycles`` of a load from another CTA's shared memory, ``store_latency_cycles`` until a store or
+    arrival is there, ``bytes_per_cycle`` of an SM in each direction, ``barrier_cycles`` from the last arrival
+    at a cluster barrier to the end of the waits.
+    """
+
+    latency_cycles: float
+    store_latency_cycles: float
+    bytes_per_cycle: float
+    barrier_cycles: float
+
+
+@dataclass(frozen=True)
 class SyncSpec:
     """Cycles of synchronisation instructions, as seen by the warp that executes them."""
 
@@ -179,15 +194,16 @@ _SECTIONS: dict[str, type] = {
     "lsu": EngineSpec,
     "cp_async": EngineSpec,
     "tma": TmaSpec,
+    "cluster": ClusterSpec,
     "sync": SyncSpec,
     "host": HostSpec,
 }
-_OPTIONAL = frozenset({"tma"})
+_OPTIONAL = frozenset({"tma", "cluster"})
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One emulated GPU. ``tma`` is None where the GPU has none.
+    """One emulated GPU. ``tma`` and ``cluster`` are None where the GPU has none.
 
     ``notes`` maps ``"section.field"`` to ``(unit, source)``. ``variants`` are named sets of values for
     related boards on which public rows were measured; ``tests`` are the rows the model is checked against.
@@ -202,6 +218,7 @@ class Profile:
     lsu: EngineSpec
     cp_async: EngineSpec
     tma: TmaSpec | None
+    cluster: ClusterSpec | None
     sync: SyncSpec
     host: HostSpec
     notes: Mapping[str, tuple[str, str]] = field(repr=False)

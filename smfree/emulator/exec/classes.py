@@ -8,6 +8,8 @@ from smfree.emulator.ptx import ast
 def instruction_class(instr: ast.Instr) -> str:
     """Name under which an instruction is counted (docs/counting.md)."""
     op, mods = instr.opcode, instr.modifiers
+    if op in ("ld", "st") and "shared::cluster" in mods:
+        return f"cluster {'store' if op == 'st' else 'load'}"
     if op in ("ld", "st", "ldu"):
         space = next(
             (

@@ -19,6 +19,7 @@ from smfree.emulator.counters import Counters
 from smfree.emulator.errors import EmulationError, Severity, Unsupported
 from smfree.emulator.exec import arith, async_ops, cluster_ops, convert, memory_ops, sync_ops, warp
 from smfree.emulator.exec.classes import instruction_class
+from smfree.emulator.exec.cluster_barrier import ClusterBarrier
 from smfree.emulator.exec.cluster_unit import ClusterUnit
 from smfree.emulator.exec.copy_unit import CopyUnit
 from smfree.emulator.exec.decode import Decoder, Program, Segment, Step
@@ -110,6 +111,12 @@ class Launch:
         self.device, self.kernel, self.params = device, kernel, params
         self.grid, self.block, self.cluster = grid, block, cluster
         self.cluster_size = prod(cluster)
+        if self.cluster_size > 1 and device.profile.cluster is None:
+            raise Unsupported(
+                f"{device.profile.device.name} has no clusters (got {cluster}): they need compute capability "
+                "9.0",
+                rule="cluster.absent",
+            )
         self.explicit_cluster = bool(self.cluster_size > 1 or kernel.cluster_dims or kernel.explicit_cluster)
         self.schedule = schedule
         self.start_cycle = float(np.floor(start_cycle))  # whole: no fraction shows in what a kernel reads
@@ -152,6 +159,7 @@ class Launch:
         self.memory = MemoryUnit(self, pitch)
         self.sync = SyncUnit(self, pitch)
         self.peers = ClusterUnit(self)
+        self.cluster_barrier = ClusterBarrier(self)
         self.copy = CopyUnit(self)
         self.flow = FlowUnit(self)
         self.stalls = StallUnit(self)
@@ -331,6 +339,7 @@ class Launch:
             self.registers.retire(retired)
             self.free_slots.extend(self._vacated(retired).tolist())
         self.sync.lanes_left(lanes.slots)
+        self.cluster_barrier.lanes_left(g)
         return False
 
     def _vacated(self, retired: Any) -> Any:
@@ -352,6 +361,8 @@ class Launch:
         self.memory.shared.reset(slots)
         self.sync.mbarriers.reset(slots)
         self.sync.reset(slots)
+        self.peers.reset(slots)
+        self.cluster_barrier.reset(slots)
         self.registers.reset(slots)
         self.cta[slots] = self._in_launch_order(self.next_cta + np.arange(len(slots)))
         self.next_cta += len(slots)

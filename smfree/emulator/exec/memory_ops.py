@@ -38,9 +38,10 @@ _STRENGTH = ("weak", "volatile", "relaxed", "acquire", "release", "cta", "cluste
 _HINTS = (
     "ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first",
     "L1::evict_last", "L1::no_allocate", "L2::64B", "L2::128B", "L2::256B", "L2::evict_last",
-    "L2::evict_normal", "L2::evict_first",
+    "L2::evict_normal", "L2::evict_first", "L2::cache_hint",
 )  # fmt: skip
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+_WIDE_SCOPES = ("cluster", "gpu", "sys")
 
 
 def flat_addresses(g: Group, base: int | None, offset: int) -> Any:
@@ -58,10 +59,10 @@ def flat_addresses(g: Group, base: int | None, offset: int) -> Any:
 def space_of(dec: Decoder) -> str:
     """State space among the modifiers: "cluster" is .shared::cluster, "generic" when none is named."""
     for modifier in dec.instr.modifiers:
-        if modifier in SPACES:
-            return modifier.partition("::")[0]
         if modifier == "shared::cluster":
             return "cluster"
+        if modifier in SPACES:
+            return modifier.partition("::")[0]
     return "generic"
 
 
@@ -108,6 +109,7 @@ def load(dec: Decoder, ins: ast.Instr) -> Visible:
     base, offset = dec.address(ins.operands[1])
     space, launch, size = space_of(dec), dec.launch, width(ptx_type) // 8
     acquire = "acquire" in ins.modifiers
+    _read_policy(dec, ins)
     if space == "param":
         return _load_param(launch, outs, convert, ptx_type, base, offset)
     plain = all(c is None for c in convert)
@@ -145,6 +147,12 @@ def load(dec: Decoder, ins: ast.Instr) -> Visible:
     if plain and not acquire and len(written) == count and space in ("global", "shared"):
         return Access(AccessKind.LOAD, space, size, count, ((base, offset),), registers, act)
     return act
+
+
+def _read_policy(dec: Decoder, ins: ast.Instr) -> None:
+    """The cache policy is read and has no effect here."""
+    if "L2::cache_hint" in ins.modifiers:
+        dec.src(ins.operands[2], "b64")
 
 
 def _widen(ptx_type: str, register: str) -> Any:
@@ -189,10 +197,12 @@ def store(dec: Decoder, ins: ast.Instr) -> Visible:
         raise dec.wrong(f"{count} elements need {count} source registers, got {len(elems)}")
     sources = tuple(dec.src(e, ptx_type) for e in elems)
     base, offset = dec.address(ins.operands[0])
+    _read_policy(dec, ins)
     space, launch, kind = space_of(dec), dec.launch, UINT[width(ptx_type)]
     if space in ("param", "const"):
         raise dec.refuse(f"st.{space}")
     release = "release" in ins.modifiers
+    publishes = release and any(m in ins.modifiers for m in _WIDE_SCOPES)
 
     def act(g: Group) -> bool:
         addr = flat_addresses(g, base, offset)
@@ -202,6 +212,8 @@ def store(dec: Decoder, ins: ast.Instr) -> Visible:
             where, addr = resolve_generic(launch, g, addr)
         if release:
             launch.memory.settle_stores(g)
+        if publishes:
+            launch.peers.publish(g)
         if where == "global":
             launch.memory.store_global(Issue(g), addr, values)
         elif where == "shared":
@@ -264,6 +276,7 @@ def atomic(dec: Decoder, ins: ast.Instr) -> Visible:
     kind: Any = {"s": SINT, "f": {32: np.float32}}.get(ptx_type[0], UINT)[width(ptx_type)]
     bits = storage(ptx_type)
     releases = any(m in ins.modifiers for m in ("release", "acq_rel"))
+    publishes = releases and any(m in ins.modifiers for m in _WIDE_SCOPES)
 
     def act(g: Group) -> bool:
         addr = flat_addresses(g, base, offset)
@@ -273,10 +286,10 @@ def atomic(dec: Decoder, ins: ast.Instr) -> Visible:
         if releases:
             launch.memory.settle_stores(g)
         cols = [per_lane(g.regs[v], g).view(kind) for v in values]
-        if op == "cas":
-            old = launch.memory.atomic(g, where, op, addr, cols[1], cols[0])
-        else:
-            old = launch.memory.atomic(g, where, op, addr, cols[0], None)
+        value, compare = (cols[1], cols[0]) if op == "cas" else (cols[0], None)
+        if publishes:
+            launch.peers.publish(g)
+        old = launch.memory.atomic(g, where, op, addr, value, compare, waits=d is not None)
         if d is not None:
             g.regs[d] = old.view(bits)
         return True
@@ -287,7 +300,22 @@ def atomic(dec: Decoder, ins: ast.Instr) -> Visible:
 @visible("prefetch", "prefetchu", "applypriority", "discard")
 def prefetch(dec: Decoder, ins: ast.Instr) -> Visible:
     """A hint: checked for form only. Its effect on time is not modelled."""
-    if ins.opcode in ("discard", "applypriority") or "tensormap" in ins.modifiers:
+    if ins.opcode in ("discard", "applypriority"):
         raise dec.refuse(ins.opcode)
+    if "tensormap" in ins.modifiers:
+        return _prefetch_map(dec, ins)
     dec.only("global", "L1", "L2", "L2::evict_last", "L2::evict_normal")
     return lambda g: True
+
+
+def _prefetch_map(dec: Decoder, ins: ast.Instr) -> Visible:
+    dec.only("tensormap", "param", "const")
+    base, offset = dec.address(ins.operands[0])
+    launch, generic = dec.launch, ins.modifiers == ("tensormap",)
+
+    def act(g: Group) -> bool:
+        if generic:
+            launch.copy.bulk.maps.check_window(flat_addresses(g, base, offset))
+        return True
+
+    return act

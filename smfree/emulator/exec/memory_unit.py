@@ -13,6 +13,7 @@ from smfree.emulator.bytespace import ByteSpace
 from smfree.emulator.coalescing import sectors_per_warp, wavefronts_per_warp
 from smfree.emulator.errors import MemoryFault, Unsupported
 from smfree.emulator.exec.lanes import Group, LaneSet
+from smfree.emulator.exec.values import CLUSTER_SHIFT
 from smfree.emulator.memory import LocalMemory, SharedMemory
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 LINE_BYTES = 128
 PATTERNS_KEPT = 4096
+NEEDS_CLUSTER = "needs .shared::cluster"
 
 
 @dataclass(slots=True)
@@ -111,6 +113,7 @@ class MemoryUnit:
         self.global_memory = launch.device.memory
         self.host_memory = self.global_memory.host
         self.shared = SharedMemory(launch.geometry.slots, pitch, launch.shared_bytes, report=launch.report)
+        self.shared.name_slot = launch.name_cta
         self.local: SharedMemory | None = None
         self.performed = np.zeros(launch.geometry.num_warps)  # when each warp's stores are visible to all
         self._patterns: dict[tuple[int, int], Pattern] = {}
@@ -223,15 +226,20 @@ class MemoryUnit:
 
     # ---------------------------------------------------------------- shared and local
 
-    def flat_shared(self, lanes: LaneSet, addr: Any, nbytes: int) -> Any:
-        """Window offsets -> flat addresses over all slots; outside the CTA's shared memory is a fault."""
-        return self._flat(lanes, addr, nbytes, int(addr.min()), int(addr.max()) + nbytes)
+    def flat_shared(self, lanes: LaneSet, addr: Any, nbytes: int, remedy: str = NEEDS_CLUSTER) -> Any:
+        """Window offsets -> flat addresses over all slots; outside the CTA's shared memory is a fault.
 
-    def _flat(self, lanes: LaneSet, addr: Any, nbytes: int, low: int, high: int) -> Any:
+        ``remedy``: what to do instead of naming another CTA's address.
+        """
+        return self._flat(lanes, addr, nbytes, int(addr.min()), int(addr.max()) + nbytes, remedy)
+
+    def _flat(
+        self, lanes: LaneSet, addr: Any, nbytes: int, low: int, high: int, remedy: str = NEEDS_CLUSTER
+    ) -> Any:
         limit = self.launch.shared_bytes
         if low < 0 or high > limit:
-            if self.launch.cluster_size > 1:
-                return self.launch.peers.flat_own(lanes, addr, nbytes)
+            if int(addr.max()) >> CLUSTER_SHIFT:
+                return self.launch.peers.flat_own(lanes, addr, nbytes, remedy)
             bad = int(np.flatnonzero((addr < 0) | (addr + nbytes > limit))[0])
             raise MemoryFault(
                 f"shared access of {nbytes} bytes at offset 0x{int(addr[bad]):x} leaves the {limit} bytes "
@@ -318,18 +326,23 @@ class MemoryUnit:
 
     # ---------------------------------------------------------------- atomics and ordering
 
-    def atomic(self, g: Group, space: str, op: str, addr: Any, value: Any, compare: Any) -> Any:
+    def atomic(
+        self, g: Group, space: str, op: str, addr: Any, value: Any, compare: Any, *, waits: bool = True
+    ) -> Any:
+        """``op`` lane by lane -> the old values; ``waits``: the warp goes on when it has them."""
         counters = self.launch.counters
         counters.atomics += g.lanes.n
         if space == "shared":
             old = self.shared.atomic(op, self.flat_shared(g.lanes, addr, value.itemsize), value, compare)
         elif space == "global":
             old = self._home_of(addr).atomic(op, addr, value, compare)
+        elif space == "cluster":
+            old = self.launch.peers.atomic(g, op, addr, value, compare, waits=waits)
         else:
             raise Unsupported(f"atomics on {space} memory are not modelled", rule="unsupported")
         if atomic_changes(op, old, value, compare):  # a lock that is polled in vain is no progress
             self.launch.did_something()
-        if space == "shared":
+        if space != "global":
             return old
         clock = self.launch.clock
         if clock is not None:

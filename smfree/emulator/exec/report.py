@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.errors import Deadlock
+from smfree.emulator.exec.cluster_barrier import is_cluster_barrier
 from smfree.emulator.exec.lanes import WARP_SIZE, Group
 from smfree.emulator.exec.sync_unit import MBarrierWait, WarpWait
 from smfree.emulator.ptx.ast import Instr
@@ -75,9 +76,8 @@ def waiting_threads(launch: Launch, parts: list[tuple[Group, Any]]) -> list[str]
             found.setdefault((int(launch.cta[s]), g.pc), []).append(tid[slot == s])
     out = []
     for (cta, pc), tids in sorted(found.items(), key=lambda item: item[0]):
-        mine = np.concatenate(tids)
-        threads = "thread" if len(mine) == 1 else "threads"
-        out.append(f"CTA {xyz(cta, launch.grid)} {threads} {_ranges(mine)} at {launch.line_of(pc)}")
+        threads = _threads(np.concatenate(tids))
+        out.append(f"CTA {xyz(cta, launch.grid)} {threads} at {launch.line_of(pc)}")
     return out
 
 
@@ -86,6 +86,7 @@ def deadlock(launch: Launch) -> Deadlock:
     lines = ["deadlock: no thread can run, no copy is pending, and no wait can time out into anything new."]
     lines += _mbarrier_lines(launch)
     lines += _barrier_lines(launch)
+    lines += _cluster_lines(launch)
     lines += _warp_lines(launch)
     lines += _register_lines(launch)
     spinning = waiting_threads(launch, [(g, None) for _, g in launch.stalls.spinning])
@@ -93,9 +94,10 @@ def deadlock(launch: Launch) -> Deadlock:
         lines.append("looping for ever over what nobody else will change: " + "; ".join(_few(spinning)))
     if launch.next_cta < launch.num_ctas:
         first, last = launch.next_cta, launch.num_ctas - 1
+        linear = launch.cluster[1] == launch.cluster[2] == 1
+        which = f"CTAs {first}-{last}" if linear else f"{last - first + 1} of {last + 1} CTAs"
         lines.append(
-            f"CTAs {first}-{last} never started: {launch.geometry.slots} CTAs fill the device and none of "
-            "them leaves. "
+            f"{which} never started: {launch.geometry.slots} CTAs fill the device and none of them leaves. "
             "A kernel whose CTAs wait for each other needs all of them resident; launch it cooperatively "
             "or with a "
             f"grid of at most {launch.geometry.slots}."
@@ -135,6 +137,9 @@ def _mbarrier_line(launch: Launch, key: int, threads: list[str], parity: str) ->
     else:
         tx = "no bytes announced"
     arrivals = f"{state.pending} of {state.expected} arrivals missing"
+    ranks = launch.peers.who_arrived(key, state.phase)
+    if ranks:
+        arrivals += f" (arrived: {', '.join(ranks)})"
     touched = "" if state.ever_touched else "; nobody ever arrived at it or announced bytes"
     return (
         f"{name} of CTA {cta}, phase {state.phase}{parity}: {tx}, {arrivals}{touched}; waiting: "
@@ -171,6 +176,41 @@ def _barrier_line(launch: Launch, number: int, slot: int, groups: list[Group]) -
     )
 
 
+def _cluster_lines(launch: Launch) -> list[str]:
+    """The cluster barriers at which threads wait."""
+    barrier, size = launch.cluster_barrier, launch.cluster_size
+    waiting: dict[int, list[Group]] = {}
+    for g in barrier.parked:
+        for cluster in np.unique(g.lanes.slots // size).tolist():
+            waiting.setdefault(cluster, []).append(g)
+    lines = [_cluster_line(launch, c, groups) for c, groups in sorted(waiting.items())[:_MANY]]
+    if len(waiting) > _MANY:
+        lines.append(f"... and {len(waiting) - _MANY} more cluster barriers")
+    return lines
+
+
+def _cluster_line(launch: Launch, cluster: int, groups: list[Group]) -> str:
+    size, threads = launch.cluster_size, launch.geometry.threads
+    slots = range(cluster * size, (cluster + 1) * size)
+    absent = launch.alive.reshape(-1, threads)[slots] & launch.cluster_barrier.absent(slots)
+    who = "; ".join(
+        f"{launch.name_cta(slot)} {_threads(tids)}"
+        for slot, row in zip(slots, absent, strict=True)
+        if len(tids := np.flatnonzero(row))
+    )
+    ctas = ", ".join(launch.name_cta(slot) for slot in slots)
+    phrases = waiting_threads(launch, [(g, g.lanes.slot // size == cluster) for g in groups])
+    return (
+        f"cluster barrier of {ctas}, phase {int(launch.cluster_barrier.phase[cluster])}: "
+        f"{int(absent.sum())} of {int(launch.live[slots].sum())} threads missing ({who}); waiting: "
+        + "; ".join(_few(phrases))
+    )
+
+
+def _threads(tids: Any) -> str:
+    return f"{'thread' if len(tids) == 1 else 'threads'} {_ranges(tids)}"
+
+
 def _warp_lines(launch: Launch) -> list[str]:
     parked = launch.sync.warp_parked
     lines = []
@@ -178,13 +218,15 @@ def _warp_lines(launch: Launch) -> list[str]:
         wait: WarpWait = g.wait
         members = np.broadcast_to(np.asarray(g.regs[wait.mask], np.int64), (g.lanes.n,))
         for warp, start in zip(g.lanes.warps[:_MANY], g.lanes.warp_starts, strict=False):
-            mates = [p for p in parked if p is g or (wait.anywhere and p.wait.anywhere)]
+            mates = [p for p in parked if p is g or (wait.meets and p.wait.meets == wait.meets)]
             here = np.concatenate([p.lanes.laneid[p.lanes.warp == warp] for p in mates])
             live = int(launch.live_mask(np.array([warp]))[0])
             missing = [i for i in range(32) if int(members[start]) & live & ~_bits(here) & 1 << i]
+            instr = launch.kernel.instrs[g.pc]
+            what = f"a warp-wide instruction with member mask 0x{int(members[start]):08x}"
             lines.append(
-                f"a warp-wide instruction with member mask 0x{int(members[start]):08x} waits for lanes "
-                f"{_ranges(missing)} of warp {int(warp) % launch.geometry.warps_per_cta}; waiting: "
+                f"{instr.name if is_cluster_barrier(instr) else what} waits for lanes {_ranges(missing)} of "
+                f"warp {int(warp) % launch.geometry.warps_per_cta}; waiting: "
                 + "; ".join(_few(waiting_threads(launch, [(g, g.lanes.warp == warp)])))
             )
     return lines

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.errors import BarrierFault, EmulationError
+from smfree.emulator.exec import tensormap_ops
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_ops import flat_addresses, resolve_generic
+from smfree.emulator.exec.memory_unit import NEEDS_CLUSTER
 from smfree.emulator.exec.table import Visible, visible
 from smfree.emulator.exec.warp import per_lane
 from smfree.emulator.ptx import ast
@@ -56,13 +58,15 @@ def griddepcontrol(dec: Decoder, ins: ast.Instr) -> Visible:
 
 @visible("bar", "barrier")
 def barrier(dec: Decoder, ins: ast.Instr) -> Visible:
-    if any(m in ins.modifiers for m in ("cluster", "red")):
-        raise dec.refuse("barrier.cluster" if "cluster" in ins.modifiers else "barrier reduction")
+    if "red" in ins.modifiers:
+        raise dec.refuse("barrier reduction")
+    if "cluster" in ins.modifiers:
+        return _cluster_barrier(dec, ins)
     launch = dec.launch
     if "warp" in ins.modifiers:
         dec.only("warp", "sync")
         mask = dec.src(ins.operands[0], "b32")
-        return lambda g: bool(launch.sync.gather_warp(g, mask, _nothing, anywhere=True))
+        return lambda g: bool(launch.sync.gather_warp(g, mask, _nothing, meets="bar.warp.sync"))
     dec.only("cta", "sync", "arrive", "aligned")
     aligned = ins.opcode == "bar" or "aligned" in ins.modifiers
     arrive = "arrive" in ins.modifiers
@@ -105,6 +109,26 @@ def _check_one_per_warp(g: Group, ids: Any) -> None:
         )
 
 
+def _cluster_barrier(dec: Decoder, ins: ast.Instr) -> Visible:
+    """Both halves wait for all threads of the warp that have not exited (PTX ISA, "barrier.cluster")."""
+    dec.only("cluster", "arrive", "wait", "release", "relaxed", "acquire", "aligned")
+    launch, arrives, release = dec.launch, "arrive" in ins.modifiers, "relaxed" not in ins.modifiers
+    everyone = dec.constant(np.uint32(0xFFFFFFFF))
+    meets = "" if "aligned" in ins.modifiers else ".".join(ins.modifiers[:2])
+
+    def meet(g: Group) -> bool:
+        if not arrives:
+            return bool(launch.cluster_barrier.wait(g))
+        launch.cluster_barrier.arrive(g, release=release)
+        return True
+
+    def act(g: Group) -> bool:
+        launch.cluster_barrier.check(g, arrives=arrives)
+        return bool(launch.sync.gather_warp(g, everyone, meet, meets=meets))
+
+    return act
+
+
 def _nothing(g: Group) -> None:
     """bar.warp.sync moves no data."""
 
@@ -112,44 +136,64 @@ def _nothing(g: Group) -> None:
 @visible("membar", "fence")
 def fence(dec: Decoder, ins: ast.Instr) -> Visible:
     """Generic fences wait for earlier stores; a proxy fence orders generic and async accesses."""
+    if "tensormap::generic" in ins.modifiers:
+        return tensormap_ops.fence(dec, ins)
     dec.only(
         "cta", "gl", "sys", "gpu", "cluster", "sc", "acq_rel", "acquire", "release", "proxy", "async",
         "async.global", "global", "async.shared::cta", "shared::cta", "shared::cluster", "mbarrier_init",
         "alias", "generic",
     )  # fmt: skip
-    if "tensormap::generic" in ins.modifiers or "alias" in ins.modifiers:
+    if "alias" in ins.modifiers:
         raise dec.refuse("this proxy fence")
     launch = dec.launch
     proxy = "proxy" in ins.modifiers
     scope = next((m for m in ("sys", "gpu", "gl", "cluster") if m in ins.modifiers), "cta")
-    scope = {"gl": "gpu", "cluster": "cta"}.get(scope, scope)
+    scope = {"gl": "gpu"}.get(scope, scope)
+    releases = not proxy and scope != "cta" and "acquire" not in ins.modifiers
+    if "mbarrier_init" in ins.modifiers:
+        scope = "cta"  # orders only what the thread's own SM has; ptxas makes no instruction of it
 
     def act(g: Group) -> bool:
         launch.sync.fence(g, "proxy" if proxy else scope)
+        if releases:
+            launch.peers.publish(g)
         return True
 
     return act
 
 
-def shared_keys(dec: Decoder, address: ast.Operand) -> Any:
-    """Function of a group giving the mbarrier keys at [address]; resolves generic addresses."""
+_OWN_ONLY = "mbarrier.init, inval and the waits act on barriers of the own CTA only"
+_NO_STATE = "an arrival there returns no state: write _ as the destination"
+
+
+def shared_keys(dec: Decoder, address: ast.Operand, *, own_only: str = "") -> Any:
+    """Function of a group giving the mbarrier keys at [address]; resolves generic addresses.
+
+    ``own_only``: why the barrier must not be another CTA's (PTX ISA, "mbarrier support with shared memory").
+    """
     base, offset = dec.address(address)
     launch = dec.launch
-    named = any(m in dec.instr.modifiers for m in ("shared", "shared::cta"))
-    if "shared::cluster" in dec.instr.modifiers and dec.instr.opcode == "mbarrier":
-        raise dec.refuse("an mbarrier of another CTA")
+    mods = dec.instr.modifiers
+    named = next((m for m in mods if m in ("shared", "shared::cta", "shared::cluster")), None)
+    narrow = "cluster" not in mods
 
     def keys(g: Group) -> Any:
         addr = flat_addresses(g, base, offset)
-        if not named:
+        space = "cluster" if named == "shared::cluster" else "shared"
+        if named is None:
             space, addr = resolve_generic(launch, g, addr)
-            if space != "shared":
+            if space not in ("shared", "cluster"):
                 raise BarrierFault(
                     f"an mbarrier lies in shared memory (the address is in {space} memory)",
                     rule="mbarrier.space",
                     index=0,
                 )  # fmt: skip
-        return launch.sync.mbarriers.keys(launch.memory.flat_shared(g.lanes, addr, 8))
+        if space == "shared" or own_only:
+            flat = launch.memory.flat_shared(g.lanes, addr, 8, own_only or NEEDS_CLUSTER)
+            return launch.sync.mbarriers.keys(flat)
+        found = launch.sync.mbarriers.keys(launch.memory.flat_cluster(g.lanes, addr, 8))
+        launch.peers.touched(g.lanes, found, narrow=narrow)
+        return found
 
     return keys
 
@@ -164,15 +208,20 @@ def mbarrier(dec: Decoder, ins: ast.Instr) -> Visible:
     return action
 
 
-_SCOPES = ("release", "acquire", "relaxed", "cta", "cluster", "shared", "shared::cta", "b64")
+_SCOPES = (
+    "release", "acquire", "relaxed", "cta", "cluster", "shared", "shared::cta", "shared::cluster", "b64"
+)  # fmt: skip
 
 
 def _init(dec: Decoder, ins: ast.Instr) -> Visible:
     dec.only("init", "shared", "shared::cta", "b64")
-    keys, count, launch = shared_keys(dec, ins.operands[0]), dec.src(ins.operands[1], "u32"), dec.launch
+    keys, launch = shared_keys(dec, ins.operands[0], own_only=_OWN_ONLY), dec.launch
+    count = dec.src(ins.operands[1], "u32")
 
     def act(g: Group) -> bool:
-        launch.sync.mbarriers.init(keys(g), _ints(g, count), launch.lane_times(g))
+        which = keys(g)
+        launch.sync.mbarriers.init(which, _ints(g, count), launch.lane_times(g))
+        launch.peers.initialised(g.lanes, which)
         launch.did_something()
         return True
 
@@ -181,7 +230,7 @@ def _init(dec: Decoder, ins: ast.Instr) -> Visible:
 
 def _inval(dec: Decoder, ins: ast.Instr) -> Visible:
     dec.only("inval", "shared", "shared::cta", "b64")
-    keys, launch = shared_keys(dec, ins.operands[0]), dec.launch
+    keys, launch = shared_keys(dec, ins.operands[0], own_only=_OWN_ONLY), dec.launch
 
     def act(g: Group) -> bool:
         launch.sync.mbarriers.inval(keys(g))
@@ -198,13 +247,17 @@ def _arrive(dec: Decoder, ins: ast.Instr) -> Visible:
     if not isinstance(operands[0], ast.Address):
         target = operands.pop(0)
         state = None if isinstance(target, ast.Sink) else dec.dst(target)
-    keys, launch = shared_keys(dec, operands[0]), dec.launch
+    keys = shared_keys(dec, operands[0], own_only="" if state is None else _NO_STATE)
+    launch = dec.launch
     number = dec.src(operands[1], "u32") if len(operands) > 1 else None
+    releases = "cluster" in ins.modifiers and "relaxed" not in ins.modifiers
     expects = "expect_tx" in ins.modifiers
     drop, no_complete = "arrive_drop" in ins.modifiers, "noComplete" in ins.modifiers
 
     def act(g: Group) -> bool:
         amount = _ints(g, number) if number is not None else 1
+        if releases:
+            launch.peers.release(g)
         before = launch.sync.arrive(
             g, keys(g), 1 if expects else amount, expect_tx=amount if expects else None, drop=drop,
             no_complete=no_complete,
@@ -218,14 +271,11 @@ def _arrive(dec: Decoder, ins: ast.Instr) -> Visible:
 
 def _expect_tx(dec: Decoder, ins: ast.Instr) -> Visible:
     dec.only("expect_tx", "complete_tx", *_SCOPES)
-    keys, number, launch = shared_keys(dec, ins.operands[0]), dec.src(ins.operands[1], "u32"), dec.launch
-    complete = ins.modifiers[0] == "complete_tx"
+    keys, launch = shared_keys(dec, ins.operands[0]), dec.launch
+    number, complete = dec.src(ins.operands[1], "u32"), ins.modifiers[0] == "complete_tx"
 
     def act(g: Group) -> bool:
-        change = launch.sync.mbarriers.complete_tx if complete else launch.sync.mbarriers.expect_tx
-        change(keys(g), _ints(g, number), launch.lane_times(g))
-        launch.sync.wake_mbarriers()
-        launch.did_something()
+        launch.sync.change_tx(g, keys(g), _ints(g, number), complete=complete)
         return True
 
     return act
@@ -249,16 +299,18 @@ def _wait(dec: Decoder, ins: ast.Instr) -> Visible:
     by_parity = "parity" in ins.modifiers
     d, address, operand, *hint = ins.operands
     p = dec.dst(d)
-    keys, launch = shared_keys(dec, address), dec.launch
+    keys, launch = shared_keys(dec, address, own_only=_OWN_ONLY), dec.launch
     value = dec.src(operand, "u32" if by_parity else "b64")
     limit = dec.src(hint[0], "u32") if hint else None
+    narrow = "cluster" not in ins.modifiers
 
     def act(g: Group) -> bool:
         token = per_lane(g.regs[value], g)
         limit_ns = None if limit is None else float(np.max(g.regs[limit]))
         return bool(
             launch.sync.wait(
-                g, p, keys(g), token, by_parity=by_parity, may_sleep=may_sleep, limit_ns=limit_ns
+                g, p, keys(g), token, by_parity=by_parity, may_sleep=may_sleep, limit_ns=limit_ns,
+                narrow=narrow,
             )
         )
 

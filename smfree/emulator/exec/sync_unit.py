@@ -36,20 +36,24 @@ class MBarrierWait:
     by_parity: bool
     predicate: int
     limit_ns: float | None
+    narrow: bool  # of scope .cta
 
     def part(self, index: Any) -> MBarrierWait:
         return MBarrierWait(
-            self.keys[index], self.token[index], self.by_parity, self.predicate, self.limit_ns
+            self.keys[index], self.token[index], self.by_parity, self.predicate, self.limit_ns, self.narrow
         )
 
 
 @dataclass(slots=True)
 class WarpWait:
-    """Parked at a warp-wide instruction until all member lanes are there."""
+    """Parked at a warp-wide instruction until all member lanes are there.
+
+    ``meets``: what instructions may stand for each other; empty: all lanes are at the same one.
+    """
 
     mask: int
     act: Callable[[Group], bool | None]
-    anywhere: bool = False
+    meets: str = ""
 
 
 def _meet(keys: Any, completed: Any) -> bool:
@@ -289,17 +293,17 @@ class SyncUnit:
     # ---------------------------------------------------------------- warp-wide instructions
 
     def gather_warp(
-        self, g: Group, mask: int, act: Callable[[Group], bool | None], *, anywhere: bool = False
+        self, g: Group, mask: int, act: Callable[[Group], bool | None], *, meets: str = ""
     ) -> bool:
         """Run ``act`` once every live member of the mask is in the group; park the lanes until then.
         ``act`` answers False when it has parked the group itself.
 
-        ``anywhere``: the members may execute different instructions of this kind (bar.warp.sync).
+        ``meets``: the members may execute different instructions of this name (bar.warp.sync).
         """
         value = g.regs[mask]
         if g.lanes.full_warps and type(value) is not np.ndarray and int(value) == 0xFFFFFFFF:
             return act(g) is not False
-        g.wait = WarpWait(mask, act, anywhere)
+        g.wait = WarpWait(mask, act, meets)
         mates = [p for p in self.warp_parked if p.pc == g.pc and np.isin(p.lanes.warps, g.lanes.warps).any()]
         if mates:
             self.warp_parked = [p for p in self.warp_parked if p not in mates]
@@ -319,9 +323,9 @@ class SyncUnit:
                 self.launch.flow.resume([g])
                 return False
             return True
-        if wait.anywhere:
+        if wait.meets:
             self.warp_parked.append(g)
-            self._meet_anywhere(g)
+            self._meet_elsewhere(g)
             return False
         self._part_warp(g, complete)
         return False
@@ -360,9 +364,9 @@ class SyncUnit:
             if wait.act(yes) is not False:
                 self.launch.flow.resume([yes])
 
-    def _meet_anywhere(self, g: Group) -> None:
-        """bar.warp.sync: its members may stand at different ones."""
-        parked = [p for p in self.warp_parked if p.wait.anywhere]
+    def _meet_elsewhere(self, g: Group) -> None:
+        """The members may stand at different instructions of one name."""
+        parked = [p for p in self.warp_parked if p.wait.meets == g.wait.meets]
         near = [p for p in parked if np.isin(p.lanes.warps, g.lanes.warps).any()]
         verdicts = [(p, self._complete(p, near)) for p in near]
         for p, complete in verdicts:
@@ -387,16 +391,31 @@ class SyncUnit:
         launch.counters.mbarrier_arrivals += g.lanes.n
         if launch.clock is not None:
             launch.advance(g, launch.clock.mbarrier_arrive_cycles)
+        launch.peers.arrived(g.lanes, keys)
         state = self.mbarriers.arrive(
-            keys, count, launch.lane_times(g), expect_tx=expect_tx, drop=drop, no_complete=no_complete
+            keys, count, self._times(g, keys), expect_tx=expect_tx, drop=drop, no_complete=no_complete
         )
         launch.did_something()
         self.wake_mbarriers()
         return state
 
+    def change_tx(self, g: Group, keys: Any, nbytes: Any, *, complete: bool) -> None:
+        """mbarrier.expect_tx and complete_tx."""
+        change = self.mbarriers.complete_tx if complete else self.mbarriers.expect_tx
+        change(keys, nbytes, self._times(g, keys))
+        self.launch.did_something()
+        self.wake_mbarriers()
+
+    def _times(self, g: Group, keys: Any) -> Any:
+        """When each lane's operation reaches its barrier."""
+        launch = self.launch
+        if launch.cluster_size == 1 or launch.clock is None:
+            return launch.lane_times(g)
+        return launch.lane_times(g) + launch.peers.delay(g.lanes, keys)
+
     def wait(
         self, g: Group, predicate: int, keys: Any, token: Any, *, by_parity: bool, may_sleep: bool,
-        limit_ns: float | None,
+        limit_ns: float | None, narrow: bool,
     ) -> bool:  # fmt: skip
         """mbarrier.test_wait / try_wait. Lanes whose phase is incomplete sleep (try_wait) or see false."""
         launch = self.launch
@@ -408,13 +427,14 @@ class SyncUnit:
             self._charge_wait(g, keys, token, done, by_parity)
         if hits:
             launch.copy.waited(_distinct(keys[done]))
+            launch.peers.saw_phase(g.lanes, keys, done, narrow=narrow)
         if hits == g.lanes.n:
             g.regs[predicate] = np.bool_(True)
             return True
         if not may_sleep:
             g.regs[predicate] = done
             return True
-        wait = MBarrierWait(keys, token, by_parity, predicate, limit_ns)
+        wait = MBarrierWait(keys, token, by_parity, predicate, limit_ns, narrow)
         yes, no = launch.flow.part_mask(g, done)
         assert no is not None
         no.wait = wait if yes is None else wait.part(~done)
@@ -473,6 +493,7 @@ class SyncUnit:
                 self._charge_wait(yes, part.keys, part.token, np.ones(yes.lanes.n, np.bool_), wait.by_parity)
             yes.regs[wait.predicate] = np.bool_(True)
             launch.copy.waited(_distinct(part.keys))
+            launch.peers.saw_phase(yes.lanes, part.keys, True, narrow=part.narrow)
             awake.append(yes)
         self.sleepers = kept
         launch.flow.resume(awake)
@@ -495,6 +516,6 @@ class SyncUnit:
         launch.counters.fences += len(g.lanes.warps)
         if launch.clock is None:
             return
-        if scope in ("gpu", "sys"):
+        if scope in ("cluster", "gpu", "sys"):
             launch.memory.settle_stores(g)
         launch.advance(g, launch.clock.fence_cycles[scope])
