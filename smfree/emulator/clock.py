@@ -65,6 +65,7 @@ class Clock:
         self._lsu = ServerBank(sms)
         self._store = ServerBank(sms)
         self._tma = ServerBank(sms)
+        self._tensor = ServerBank(sms)
         self._l2 = ServerBank(1)
         self._dram = ServerBank(1)
         self._dram_read = self._dram_written = 0.0
@@ -74,6 +75,7 @@ class Clock:
         self._cluster.reset()
         for bank in (self._schedulers, self._shared, self._lsu, self._store, self._tma, self._l2, self._dram):
             bank.reset()
+        self._tensor.reset()
         self._dram_read = self._dram_written = 0.0
 
     def seconds(self, cycles: float) -> float:
@@ -87,6 +89,12 @@ class Clock:
         """
         slots = np.full(len(t), instructions / self._issue_rate)
         return np.maximum(self._schedulers.serve(sm, t, slots), t + instructions * self.alu_latency)
+
+    def mma(self, sm: I8, t: F8, multiply_adds: float) -> F8:
+        """When each warp's matrix product of so many multiply-adds of .f16 is in registers."""
+        spec = self.profile.issue
+        work = np.full(len(t), multiply_adds / spec.mma_fma_per_cycle)
+        return np.maximum(self._tensor.serve(sm, t, work), t + spec.mma_latency_cycles)
 
     def shared(self, sm: I8, t: F8, wavefronts: I8) -> F8:
         """When the results of shared-memory requests of ``wavefronts`` each are in registers (or stored)."""

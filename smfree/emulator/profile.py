@@ -65,10 +65,12 @@ class DeviceSpec:
 
 @dataclass(frozen=True)
 class IssueSpec:
-    """Warp schedulers: each issues one warp instruction per cycle."""
+    """Warp schedulers: each issues one warp instruction per cycle. ``mma``: the matrix units behind mma.sync."""
 
     schedulers_per_sm: int
     dependent_cycles: float
+    mma_latency_cycles: float
+    mma_fma_per_cycle: float
 
 
 @dataclass(frozen=True)

@@ -121,15 +121,17 @@ def test_swapping_the_halves_of_a_register_in_place() -> None:
 
 _REFUSED = [
     "cvt.rz.f32.f64 %r10, %rd0;", "cvt.rni.f32.f32 %r10, %r2;", "cvt.sat.f32.f32 %r10, %r2;",
-    "cvt.rn.ftz.f32.f64 %r10, %rd0;", "cvt.rn.bf16.f32 %h1, %r2;", "cvt.rn.f16x2.f32 %r10, %r2, %r2;",
+    "cvt.rn.ftz.f32.f64 %r10, %rd0;", "cvt.rn.relu.bf16.f32 %h1, %r2;",
+    "cvt.rn.relu.f16x2.f32 %r10, %r2, %r2;",
     "cvt.rn.satfinite.e4m3x2.f32 %h1, %r2, %r2;", "cvt.rna.tf32.f32 %r10, %r2;",
     "cvt.pack.sat.s16.s32 %r10, %r2, %r2;",
     "match.any.sync.b32 %r10, %r2, 0xffffffff;", "redux.sync.add.u32 %r10, %r2, 0xffffffff;",
-    "mov.u32 %r10, %lanemask_gt;", "setmaxnreg.inc.sync.aligned.u32 64;", "wgmma.fence.sync.aligned;",
-    "wgmma.commit_group.sync.aligned;", "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r10}, [%r2];",
-    "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
+    "mov.u32 %r10, %lanemask_gt;", "wgmma.fence.sync.aligned;",
+    "wgmma.commit_group.sync.aligned;",
+    "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"
     " {%r10,%r11,%r12,%r13},{%r2,%r2,%r2,%r2},{%r2,%r2},{%r2,%r2,%r2,%r2};",
-    "createpolicy.fractional.L2::evict_last.b64 %rd4, 1.0;",
+    "mma.sync.aligned.m8n8k4.row.col.f16.f16.f16.f16"
+    " {%r10,%r11,%r12,%r13},{%r2,%r2},{%r2,%r2},{%r2,%r2,%r2,%r2};",
     "multimem.red.relaxed.sys.global.add.u32 [%rd0], %r2;", "atom.global.add.f64 %rd4, [%rd0], %rd1;",
     "atom.global.add.noftz.f16 %h1, [%rd0], %h1;", "discard.global.L2 [%rd0], 128;", "fence.proxy.alias;",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.errors import EmulationError
+from smfree.emulator.exec import half
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.table import Arithmetic, arithmetic
 from smfree.emulator.exec.values import SINT, UINT, is_type, select, storage, typed, width
@@ -34,7 +35,7 @@ def _binary(dec: Decoder, ptx_type: str) -> tuple[int, int, int]:
 def _float(dec: Decoder, ptx_type: str) -> None:
     """Only round-to-nearest-even without flushing is modelled; the rest is refused by name."""
     if ptx_type == "f16":
-        raise dec.refuse("half precision arithmetic")
+        raise dec.refuse(f"{dec.instr.opcode}.f16")
     for modifier in dec.instr.modifiers:
         if modifier in ("rz", "rm", "rp", "ftz", "sat", "approx", "full"):
             raise dec.refuse(f"modifier .{modifier} on floating point")
@@ -42,6 +43,8 @@ def _float(dec: Decoder, ptx_type: str) -> None:
 
 @arithmetic("add", "sub")
 def add_sub(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    if short := half.half_type(ins):
+        return half.add_sub(dec, ins, short)
     ptx_type = instruction_type(dec)
     dec.only("rn", ptx_type)
     d, a, b = _binary(dec, ptx_type)
@@ -105,6 +108,8 @@ def _high_64(a: Any, b: Any, *, signed: bool) -> Any:
 def mul(dec: Decoder, ins: ast.Instr) -> Arithmetic:
     if ins.opcode == "mul24":
         raise dec.refuse("mul24")
+    if short := half.half_type(ins):
+        return half.mul(dec, ins, short)
     ptx_type = instruction_type(dec)
     dec.only("lo", "hi", "wide", "rn", ptx_type)
     d, a, b = _binary(dec, ptx_type)
@@ -144,6 +149,8 @@ def mad(dec: Decoder, ins: ast.Instr) -> Arithmetic:
 @arithmetic("fma")
 def fma(dec: Decoder, ins: ast.Instr) -> Arithmetic:
     """f32 exactly: the product is exact in double, the sum is rounded to odd there and then to f32."""
+    if short := half.half_type(ins):
+        return half.fma(dec, ins, short)
     ptx_type = instruction_type(dec)
     dec.only("rn", ptx_type)
     if ptx_type != "f32":
@@ -155,13 +162,7 @@ def fma(dec: Decoder, ins: ast.Instr) -> Arithmetic:
     def act(r: Regs, g: Group) -> None:
         p = np.atleast_1d(r[ai]).view(np.float32).astype(np.float64) * np.atleast_1d(r[bi]).view(np.float32)
         c = np.atleast_1d(r[ci]).view(np.float32).astype(np.float64)
-        s = p + c
-        t = s - p
-        error = (p - (s - t)) + (c - t)
-        odd = s.view(np.int64)
-        nudge = np.where((error > 0) == (s > 0), 1, -1)
-        odd = np.where((error != 0) & np.isfinite(s) & (odd & 1 == 0), odd + nudge, odd)
-        out = odd.view(np.float64).astype(np.float32).view(np.uint32)
+        out = half.odd_sum(p, c).astype(np.float32).view(np.uint32)
         scalar = not any(type(r[i]) is np.ndarray for i in (ai, bi, ci))
         r[di] = out[0] if scalar else out
 
@@ -208,6 +209,8 @@ def div_rem(dec: Decoder, ins: ast.Instr) -> Arithmetic:
 
 @arithmetic("neg", "abs")
 def neg_abs(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    if short := half.half_type(ins):
+        return half.neg_abs(dec, ins, short)
     ptx_type = instruction_type(dec)
     dec.only(ptx_type)
     d, a = dec.dst(ins.operands[0]), dec.src(ins.operands[1], ptx_type)
@@ -222,6 +225,8 @@ def neg_abs(dec: Decoder, ins: ast.Instr) -> Arithmetic:
 
 @arithmetic("min", "max")
 def min_max(dec: Decoder, ins: ast.Instr) -> Arithmetic:
+    if short := half.half_type(ins):
+        return half.min_max(dec, ins, short)
     ptx_type = instruction_type(dec)
     dec.only(ptx_type)
     d, a, b = _binary(dec, ptx_type)

@@ -36,4 +36,8 @@ def instruction_class(instr: ast.Instr) -> str:
         return "fence"
     if op in ("elect", "vote", "shfl", "activemask"):
         return "warp"
+    if op in ("ldmatrix", "stmatrix"):
+        return "shared load" if op == "ldmatrix" else "shared store"
+    if op in ("mma", "movmatrix"):
+        return "matrix"
     return "alu"

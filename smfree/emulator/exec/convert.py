@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smfree.emulator.exec import cluster_ops
+from smfree.emulator.exec import cluster_ops, half
 from smfree.emulator.exec.arith import instruction_type
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.table import Arithmetic, arithmetic
@@ -77,10 +77,13 @@ def _unpack(dec: Decoder, target: ast.Vector, source: ast.Operand, ptx_type: str
 
 @arithmetic("cvt")
 def cvt(dec: Decoder, ins: ast.Instr) -> Arithmetic:
-    types = [m for m in ins.modifiers if is_type(m)]
+    types = [m for m in ins.modifiers if is_type(m) or m in half.HALVES]
     if len(types) != 2:
         raise dec.refuse("this conversion")
     to, source_type = types
+    floats = (*half.HALVES, "f32", "f64")
+    if to in floats and source_type in floats and not {to, source_type}.isdisjoint(half.HALVES):
+        return half.convert(dec, ins, to, source_type)
     dec.only("rn", "rz", "rzi", "rni", "rmi", "rpi", "sat", *types)
     d, s = dec.dst(ins.operands[0]), dec.src(ins.operands[1], source_type)
     kind, narrow = typed(source_type), storage(source_type)

@@ -17,7 +17,7 @@ import numpy as np
 
 from smfree.emulator.counters import Counters
 from smfree.emulator.errors import EmulationError, Severity, Unsupported
-from smfree.emulator.exec import arith, async_ops, cluster_ops, convert, memory_ops, sync_ops, warp
+from smfree.emulator.exec import arith, async_ops, cluster_ops, convert, matrix, memory_ops, sync_ops, warp
 from smfree.emulator.exec.classes import instruction_class
 from smfree.emulator.exec.cluster_barrier import ClusterBarrier
 from smfree.emulator.exec.cluster_unit import ClusterUnit
@@ -42,6 +42,7 @@ OPCODE_FAMILIES = (
     async_ops,
     cluster_ops,
     convert,
+    matrix,
     memory_ops,
     sync_ops,
     warp,

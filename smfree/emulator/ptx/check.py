@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from smfree.emulator.errors import PtxError
-from smfree.emulator.ptx import rules_alu, rules_async, rules_sync
+from smfree.emulator.ptx import rules_alu, rules_async, rules_matrix, rules_sync
 from smfree.emulator.ptx.ast import Function, Kernel, Module, Special
 from smfree.emulator.ptx.parser import parse
 from smfree.emulator.ptx.rules import Finding, Site, Target
@@ -65,6 +65,8 @@ _NEEDS = (
     _Needs("red", ("async",), 90),
     _Needs("multimem", (), 90),
     _Needs("stmatrix", (), 90, remedy="use st.shared"),
+    _Needs("ldmatrix", (), 75, remedy="use ld.shared"),
+    _Needs("movmatrix", (), 75),
     _Needs("tensormap", ("cp_fenceproxy",), 90),
     _Needs("tensormap", ("replace",), only=(90, *_BLACKWELL, 120, 121)),
     _Needs("setmaxnreg", (), only=(90, *_BLACKWELL, 120, 121)),
@@ -143,7 +145,7 @@ def violations(module: Module) -> Iterator[PtxError]:
             source = str(instr.source) if instr.source is not None else None
             for finding in _target_rules(site):
                 yield PtxError(finding.message, line=instr.line, rule=finding.rule, source=source)
-            for table in (rules_async.RULES, rules_sync.RULES, rules_alu.RULES):
+            for table in (rules_async.RULES, rules_sync.RULES, rules_alu.RULES, rules_matrix.RULES):
                 for rule in table.get(instr.opcode, ()):
                     for finding in rule(site):
                         yield PtxError(finding.message, line=instr.line, rule=finding.rule, source=source)
