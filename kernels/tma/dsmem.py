@@ -122,8 +122,8 @@ def rotate(
             or shape[2] * array.dtype.itemsize != config.tile_bytes
         ):
             raise OperandError(
-                f"{name} is (groups, {config.cluster}, n) with n elements of {config.tile_bytes} bytes together "
-                f"(got {shape} {array.dtype}); reshape it or use another config"
+                f"{name} is (groups, {config.cluster}, n) with n elements of {config.tile_bytes} bytes in "
+                f"all (got {shape} {array.dtype}); reshape it or use another config"
             )
     num_groups = src.shape[0]
     if num_groups == 0:

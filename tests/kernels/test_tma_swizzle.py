@@ -66,19 +66,12 @@ def usable(device: Device, kind: Swizzle) -> None:
 @pytest.mark.parametrize("output", list(Output))
 @pytest.mark.parametrize("kind", swizzle.SWIZZLES)
 def test_every_swizzle_lies_and_reads_as_the_isa_draws_it(
-    kind: Swizzle, output: Output, device: Device
+    kind: Swizzle, output: Output, tma_device: Device
 ) -> None:
-    usable(device, kind)
+    usable(tma_device, kind)
     config = SwizzleConfig(kind, output, 32, num_stages=2, threads=64, max_ctas=3)
     for seed, shape in enumerate([(1, 4), (31, 8), (32, 32), (33, 36), (100, 80)]):
-        check(device, config, shape, seed)
-
-
-@pytest.mark.parametrize("kind", swizzle.ATOMS)
-@pytest.mark.parametrize("output", list(Output))
-def test_atoms_of_32_and_64_bytes(kind: Swizzle, output: Output) -> None:
-    with Device.open("emu:b200") as device:
-        check(device, SwizzleConfig(kind, output, 64), (130, 72))
+        check(tma_device, config, shape, seed)
 
 
 @every_schedule

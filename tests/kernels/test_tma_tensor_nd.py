@@ -19,7 +19,6 @@ from tests.kernels.tma_kit import (
     faults,
     filled,
     mutated,
-    needs_tma,
     random_array,
     same_bits,
 )
@@ -64,13 +63,12 @@ def check(
 
 @pytest.mark.parametrize("rank", list(BOXES))
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.int32, np.float64])
-def test_whole_tensors_of_every_rank_and_element_size(rank: int, dtype: Any, device: Device) -> None:
-    needs_tma(device)
+def test_whole_tensors_of_every_rank_and_element_size(rank: int, dtype: Any, tma_device: Device) -> None:
     size = np.dtype(dtype).itemsize
     widen = max(4 // size, 1)
     box = (*BOXES[rank][:-1], BOXES[rank][-1] * widen)
     shape = (*SHAPES[rank][:-1], SHAPES[rank][-1] * widen)
-    check(device, TensorNdConfig(box, size, num_stages=2), shape, shape, dtype=dtype, seed=rank)
+    check(tma_device, TensorNdConfig(box, size, num_stages=2), shape, shape, dtype=dtype, seed=rank)
 
 
 @every_schedule
@@ -85,53 +83,47 @@ def test_every_schedule_with_rings_that_wrap(rank: int, spec: str, schedule: str
 
 
 @pytest.mark.parametrize("num_stages", range(1, 9))
-def test_every_depth_of_the_ring(num_stages: int, device: Device) -> None:
-    needs_tma(device)
-    check(device, TensorNdConfig((4, 8), num_stages=num_stages, max_ctas=1), (80, 16), (77, 16))
+def test_every_depth_of_the_ring(num_stages: int, tma_device: Device) -> None:
+    check(tma_device, TensorNdConfig((4, 8), num_stages=num_stages, max_ctas=1), (80, 16), (77, 16))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 40, 61])
-def test_extents_around_the_tile(rows: int, device: Device) -> None:
-    needs_tma(device)
+def test_extents_around_the_tile(rows: int, tma_device: Device) -> None:
     config = TensorNdConfig((8, 16), num_stages=2, max_ctas=2)
-    check(device, config, (64, 32), (rows, 32), seed=rows)
+    check(tma_device, config, (64, 32), (rows, 32), seed=rows)
 
 
 @pytest.mark.parametrize("steps", [(2, 1), (3, 1), (8, 1), (2, 3, 1), (1, 2, 4, 1)])
-def test_element_strides_take_every_nth_element(steps: tuple[int, ...], device: Device) -> None:
+def test_element_strides_take_every_nth_element(steps: tuple[int, ...], tma_device: Device) -> None:
     """B20: a simulator that stores the stride and copies with 1 fails here."""
-    needs_tma(device)
     config = TensorNdConfig(BOXES[len(steps)], element_strides=steps, num_stages=2)
     src_shape = SHAPES[len(steps)]
     dst_shape = tuple(-(-n // s) + 1 for n, s in zip(src_shape[:-1], steps, strict=False)) + src_shape[-1:]
-    check(device, config, src_shape, dst_shape)
-    check(device, config, src_shape, dst_shape, start=(-steps[0], *(0,) * (len(steps) - 1)))
+    check(tma_device, config, src_shape, dst_shape)
+    check(tma_device, config, src_shape, dst_shape, start=(-steps[0], *(0,) * (len(steps) - 1)))
 
 
 @pytest.mark.parametrize("fill", list(OobFill))
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_what_lies_outside_is_filled(fill: OobFill, dtype: Any, device: Device) -> None:
-    needs_tma(device)
+def test_what_lies_outside_is_filled(fill: OobFill, dtype: Any, tma_device: Device) -> None:
     size = np.dtype(dtype).itemsize
     config = TensorNdConfig((4, 3, 64 // size), size, num_stages=2, fill=fill)
-    check(device, config, (6, 5, 96 // size), (11, 9, 192 // size), (-3, -2, -32 // size), dtype)
+    check(tma_device, config, (6, 5, 96 // size), (11, 9, 192 // size), (-3, -2, -32 // size), dtype)
 
 
-def test_b21_boxes_wholly_outside_are_filled_and_counted(device: Device) -> None:
+def test_b21_boxes_wholly_outside_are_filled_and_counted(tma_device: Device) -> None:
     """Each tile of dst lies past the end of src: nothing is read, all bytes are counted, nothing hangs."""
-    needs_tma(device)
-    check(device, TensorNdConfig((8, 16), num_stages=2), (8, 16), (24, 32), (8, 16))
+    check(tma_device, TensorNdConfig((8, 16), num_stages=2), (8, 16), (24, 32), (8, 16))
 
 
-def test_a_strided_view_of_a_larger_array(device: Device) -> None:
+def test_a_strided_view_of_a_larger_array(tma_device: Device) -> None:
     """Every other plane and a window of the columns of an array, seen as a tensor by its strides."""
-    needs_tma(device)
     data = random_array((8, 10, 32), np.float32, 3)
-    memory, dst = device.asarray(data), filled(device, (4, 10, 16), np.float32)
+    memory, dst = tma_device.asarray(data), filled(tma_device, (4, 10, 16), np.float32)
     src = memory.bytes_view(64, memory.nbytes - 64).view(np.float32)
     config = TensorNdConfig((2, 4, 16), num_stages=2)
     tensor_nd.copy(dst, src, config=config, shape=(4, 10, 16), strides_bytes=(2 * 10 * 128, 128))
-    device.synchronize()
+    tma_device.synchronize()
     same_bits(dst.numpy(), data[::2, :, 16:])
 
 

@@ -30,12 +30,6 @@ every_schedule = pytest.mark.parametrize(("schedule", "seed"), SCHEDULES, ids=SC
 every_spec = pytest.mark.parametrize("spec", SPECS)
 
 
-def needs_tma(device: Device) -> None:
-    """Skip with the reason on a device without a TMA."""
-    if not device.capabilities.has_tma:
-        pytest.skip(f"{device.name} has no TMA")
-
-
 def random_array(shape: tuple[int, ...], dtype: Any, seed: int) -> np.ndarray:
     """Random finite values (floats) or random bits (integers)."""
     rng, kind = np.random.default_rng(seed), np.dtype(dtype)
