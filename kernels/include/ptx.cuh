@@ -211,6 +211,9 @@ PTX_INLINE bool mbarrier_try_wait_parity_cluster(u32 mbar, u32 parity) {
 
 // The loop that every consumer needs: returns when the phase of this parity has completed. try_wait sleeps in
 // between; before sm_90 there is only test_wait, which asks again and again.
+#ifdef WATCHDOG_NS
+#include "watchdog.cuh"  // the same two loops with a bound, for tests of kernels that hang
+#else
 PTX_INLINE void wait_parity(u32 mbar, u32 parity) {
 #if __CUDA_ARCH__ >= 900
   while (!mbarrier_try_wait_parity(mbar, parity)) {}
@@ -221,6 +224,7 @@ PTX_INLINE void wait_parity(u32 mbar, u32 parity) {
 PTX_INLINE void wait_parity_cluster(u32 mbar, u32 parity) {
   while (!mbarrier_try_wait_parity_cluster(mbar, parity)) {}
 }
+#endif
 
 // ---- clusters: sm_90 and later. A u32 from mapa is the address of the same variable in another CTA
 PTX_INLINE u32 mov_cluster_ctarank() {

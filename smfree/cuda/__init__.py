@@ -45,6 +45,7 @@ from smfree.cuda.errors import (
     ToolMissingError,
     TraceError,
     TritonError,
+    VariableNotFoundError,
 )
 from smfree.cuda.image import FunctionFacts, ModuleImage, ParamInfo
 from smfree.cuda.memory import DeviceArray, HostBuffer
@@ -93,6 +94,7 @@ __all__ = [
     "TritonDescriptor",
     "TritonError",
     "TritonSource",
+    "VariableNotFoundError",
     "arch_for",
     "compile_cuda",
     "compile_triton",

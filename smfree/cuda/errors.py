@@ -48,6 +48,10 @@ class KernelNotFoundError(CudaHostError, KeyError):
         return str(self.args[0])
 
 
+class VariableNotFoundError(CudaHostError, LookupError):
+    """A module has no variable of that name."""
+
+
 class ToolMissingError(CudaHostError):
     """A library or program that the operation needs is not installed; names the package."""
 

@@ -238,6 +238,16 @@ def cubin_facts(cubin: bytes) -> dict[str, CubinFacts]:
     return facts
 
 
+def machine_code(cubin: bytes) -> dict[str, bytes]:
+    """The instructions of each function as ptxas encoded them; equal bytes are equal SASS."""
+    prefix = ".text."
+    return {
+        section.name.removeprefix(prefix): cubin[section.offset : section.offset + section.size]
+        for section in _sections(cubin)
+        if section.name.startswith(prefix)
+    }
+
+
 def _reserved_shared(sections: dict[str, _Section]) -> int:
     """From sm_90 on ptxas counts the 1 KiB that the system reserves per CTA in each ``.nv.shared``
     section."""

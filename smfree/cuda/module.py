@@ -8,11 +8,21 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import DTypeLike
+
 from smfree.cuda.arguments import pack
-from smfree.cuda.errors import ArgumentError, CudaHostError, DriverError, KernelNotFoundError, LaunchError
+from smfree.cuda.errors import (
+    ArgumentError,
+    CudaHostError,
+    DriverError,
+    KernelNotFoundError,
+    LaunchError,
+    VariableNotFoundError,
+)
 from smfree.cuda.image import FunctionFacts, ModuleImage
 from smfree.cuda.launch import DEFAULT_SHARED_BYTES, PORTABLE_CLUSTER, LaunchShape, as_dims
-from smfree.cuda.memory import DeviceArray
+from smfree.cuda.memory import Allocation, DeviceArray
 from smfree.cuda.streams import Stream
 from smfree.cuda.triton_launch import expand
 
@@ -64,6 +74,24 @@ class Module:
         if name not in self._kernels:
             self._kernels[name] = Kernel(self, self.image.functions[name])
         return self._kernels[name]
+
+    def variable(self, name: str, dtype: DTypeLike = np.uint8) -> DeviceArray:
+        """A variable of the module (``__device__``, ``__constant__``): its bytes as ``dtype``, one dimension.
+
+        Raises VariableNotFoundError, ArrayError.
+        """
+        calls = self.device.calls
+        try:
+            ptr, nbytes = calls("cuModuleGetGlobal", self.handle, name.encode(), name=name)
+        except DriverError as error:
+            if "NOT_FOUND" not in error.code_name:
+                raise
+            raise VariableNotFoundError(
+                f"{self.image.name} has no variable {name!r}; declare it __device__ at file scope "
+                "and use it in a kernel"
+            ) from error
+        allocation = Allocation(calls, int(ptr), int(nbytes), owner=self)
+        return DeviceArray(self.device, allocation, 0, (int(nbytes),), np.uint8).view(dtype)
 
     def unload(self) -> None:
         """Unload now."""
