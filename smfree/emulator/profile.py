@@ -65,7 +65,7 @@ class DeviceSpec:
 
 @dataclass(frozen=True)
 class IssueSpec:
-    """Warp schedulers: each issues one warp instruction per cycle. ``mma``: the matrix units behind mma.sync."""
+    """Warp schedulers, each issuing a warp instruction per cycle; the matrix units behind ``mma.sync``."""
 
     schedulers_per_sm: int
     dependent_cycles: float
