@@ -328,8 +328,8 @@ def test_a_warp_barrier_that_leaves_out_its_own_lane_is_an_error(schedule: str) 
 
 
 @every_schedule
-def test_an_elected_lane_that_waits_for_lanes_elsewhere_is_a_deadlock(schedule: str) -> None:
-    """Case A24: the other 31 lanes wait at a block barrier (or have left, which is fine)."""
+def test_a24_an_elected_lane_that_waits_for_lanes_elsewhere_is_a_deadlock(schedule: str) -> None:
+    """The other 31 lanes wait at a block barrier (or have left, which is fine)."""
     body = """
     setp.eq.u32 %p1, %r2, 0;
     @!%p1 bra OTHERS;

@@ -1,7 +1,8 @@
 """What each mistake in a ring of stages looks like: the emulated GPU's report, and a clean twin.
 
 A fault that hangs gives the same report under every schedule. One that breaks the rules some other way shows
-as each schedule lets it; the table says how, and where it does not show at all.
+as each schedule lets it; the table says how, and where it does not show at all. Ids such as A03 are in
+docs/cases.md.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ HANGS = {
         + CONSUMERS,
         REFILL_HANGS,
     ],
-    Fault.LOAD_MISSING: [
+    Fault.LOAD_MISSING: [  # A03
         "full[0] of CTA 0, phase 3 (parity 1): 512 of 512 bytes missing, 0 of 1 arrivals missing; "
         + CONSUMERS,
     ],
@@ -69,7 +70,7 @@ HANGS = {
         f"full[0] of CTA 0, phase 0 (parity 0): 0 of 512 bytes missing, 1 of 1 arrivals missing; {CONSUMERS}",
         REFILL_HANGS,
     ],
-    Fault.PRODUCER_NOT_REACHED: [
+    Fault.PRODUCER_NOT_REACHED: [  # A25
         "full[0] of CTA 0, phase 0 (parity 0): no bytes announced, 1 of 1 arrivals missing; "
         f"{UNTOUCHED}; {CONSUMERS}",
     ],
@@ -105,8 +106,11 @@ BREAKS: dict[Fault, dict[str, list[tuple[str, ...]]]] = {
         "any": [(*OVERFLOW, "phase 0 expects: 2 by 2 lanes at once, 1 of 1 pending", RELEASE)],
         "random": [OVERFLOW, EARLY, STORES_IN_FLIGHT, READS_IN_FLIGHT],
     },
+    # A15
     Fault.EVERY_LANE_RELEASES: {"any": [(*OVERFLOW, "lanes at once, 2 of 2 pending", RELEASE)]},
+    # A08
     Fault.INIT_MISSING: {"any": [(*NOT_INITIALISED, "mbarrier at shared+0x0", FULL_WAIT)]},
+    # A09
     Fault.INIT_NOT_SYNCED: {"any": [PASSES], "random": [NOT_INITIALISED, PASSES]},
     Fault.FULL_NOT_AWAITED: {"any": [(*UNWRITTEN, READ)]},
     Fault.EMPTY_NOT_AWAITED: {
@@ -121,7 +125,7 @@ BREAKS: dict[Fault, dict[str, list[tuple[str, ...]]]] = {
         "async-latest": [(*EARLY, RELEASE)],
         "random": [(*READS_IN_FLIGHT, LOAD, READ), (*EARLY, RELEASE), STUCK],
     },
-    Fault.COMMIT_AFTER_WAIT: {
+    Fault.COMMIT_AFTER_WAIT: {  # B16
         "any": [(*OVERWRITES, LOAD, STORE)],
         "async-earliest": [PASSES],  # the store has always read its source before anyone looks
         "random": [(*OVERWRITES, LOAD, STORE), PASSES],
