@@ -247,7 +247,8 @@ def _arrive(dec: Decoder, ins: ast.Instr) -> Visible:
     if not isinstance(operands[0], ast.Address):
         target = operands.pop(0)
         state = None if isinstance(target, ast.Sink) else dec.dst(target)
-    keys = shared_keys(dec, operands[0], own_only="" if state is None else _NO_STATE)
+    generic = not any(m.startswith("shared") for m in ins.modifiers)
+    keys = shared_keys(dec, operands[0], own_only=_NO_STATE if generic and state is not None else "")
     launch = dec.launch
     number = dec.src(operands[1], "u32") if len(operands) > 1 else None
     releases = "cluster" in ins.modifiers and "relaxed" not in ins.modifiers
