@@ -122,6 +122,50 @@ def test_every_encode_rule_names_value_and_remedy(changes: dict[str, Any], messa
     assert "; " in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.uint8, np.float32, np.float64])
+def test_b04_rows_that_are_no_multiple_of_16_bytes(any_device: Device, dtype: type) -> None:
+    """B04: a dense matrix of odd width. The next width that fits is accepted."""
+    size = np.dtype(dtype).itemsize
+    width = 96 // size + 4 // size if size <= 4 else 13
+    fits = -(-width * size // 16) * 16 // size
+    message = rf"stride of dimension 1 is a multiple of 16 bytes.*\(got {width * size} bytes\); pad the rows"
+    with pytest.raises(TensorMapError, match=message):
+        any_device.tensor_map(any_device.empty((64, width), dtype), (8, 16 // size))
+    any_device.tensor_map(any_device.empty((64, fits), dtype), (8, 16 // size))
+
+
+def test_b04_the_reported_width(any_device: Device) -> None:
+    """B04: 100 float16 in a row are refused, 104 accepted."""
+    with pytest.raises(TensorMapError, match=r"\(got 200 bytes\)"):
+        any_device.tensor_map(any_device.empty((64, 100), np.float16), (8, 8))
+    assert any_device.tensor_map(any_device.empty((64, 104), np.float16), (8, 8)).box_bytes == 128
+
+
+@pytest.mark.parametrize(
+    "swizzle", [s for s in Swizzle if s not in (Swizzle.NONE, Swizzle.B128_ATOM_32B_FLIP_8B)]
+)
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_b06_the_inner_box_against_the_swizzle(any_device: Device, swizzle: Swizzle, size: int) -> None:
+    """B06: as wide as the span is accepted, 16 bytes more are refused, with both numbers."""
+    span = swizzle.span_bytes or 0
+    array = any_device.empty((64, 256), f"u{size}")
+    assert any_device.tensor_map(array, (4, span // size), swizzle=swizzle).box_bytes == 4 * span
+    message = (
+        rf"under swizzle {swizzle.name} .* at most {span} bytes \(got {span + 16} bytes\); narrow the box"
+    )
+    with pytest.raises(TensorMapError, match=message):
+        any_device.tensor_map(array, (4, (span + 16) // size), swizzle=swizzle)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_b06_without_a_swizzle_256_elements_are_allowed(any_device: Device, size: int) -> None:
+    """B06: the limit is then one of elements."""
+    array = any_device.empty((64, 512), f"u{size}")
+    assert any_device.tensor_map(array, (4, 256)).box_bytes == 4 * 256 * size
+    with pytest.raises(TensorMapError, match=r"box dimension 0 has 1 to 256 elements \(got 272\)"):
+        any_device.tensor_map(array, (4, 272))
+
+
 def test_refused_map_never_reaches_the_driver(device: Device, fake: FakeDriver) -> None:
     with pytest.raises(TensorMapError, match="16-byte aligned"):
         device.tensor_map(device.empty(1024).bytes_view(4, 1008).view(np.uint32, (63, 4)), (8, 4))

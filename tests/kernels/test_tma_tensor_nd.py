@@ -149,6 +149,24 @@ def test_a_box_announced_over_is_a_deadlock() -> None:
         check(device, config, (5, 16), (8, 16))
 
 
+def test_b11_small_tiles_at_a_pitch_of_their_own_size_are_misaligned_from_the_second_stage_on() -> None:
+    """Tiles of 64 bytes: stages 64 apart leave the second amid a 128-byte unit; the kernel has them 128 apart."""
+    config = TensorNdConfig((16,), num_stages=2, max_ctas=1)
+    line = "constexpr u32 STAGE_BYTES = (TILE_BYTES + 127) / 128 * 128;"
+    broken = mutated(config, line, "constexpr u32 STAGE_BYTES = TILE_BYTES;")
+    words = (
+        "shared destination must be 128-byte aligned",
+        "64 past",
+        "make the stage pitch one",
+        "tensor_nd.cu",
+    )
+    with faults(*words), Device.open("emu:h100") as device:
+        check(device, broken, (64,), (64,))
+    with Device.open("emu:h100") as device:
+        check(device, broken, (16,), (16,))
+        check(device, config, (64,), (64,))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
