@@ -150,7 +150,7 @@ def test_a_box_announced_over_is_a_deadlock() -> None:
 
 
 def test_b11_small_tiles_at_a_pitch_of_their_own_size_are_misaligned_from_the_second_stage_on() -> None:
-    """Tiles of 64 bytes: stages 64 apart leave the second amid a 128-byte unit; the kernel has them 128 apart."""
+    """Tiles of 64 bytes: stages 64 apart leave the second amid a 128-byte unit; they are 128 apart."""
     config = TensorNdConfig((16,), num_stages=2, max_ctas=1)
     line = "constexpr u32 STAGE_BYTES = (TILE_BYTES + 127) / 128 * 128;"
     broken = mutated(config, line, "constexpr u32 STAGE_BYTES = TILE_BYTES;")
