@@ -12,6 +12,7 @@ from smfree.cuda import Capabilities, CudaSource, DeviceArray, Kernel, Stream, T
 KERNELS = Path(__file__).parent
 MAX_STAGES = 8
 MAX_THREADS = 1024
+MAX_UNROLL = 8
 
 
 class ConfigError(ValueError):
@@ -77,6 +78,12 @@ def check_stages(num_stages: int, *, at_most: int = MAX_STAGES) -> None:
         num_stages,
         f"use 1 (no overlap) to {at_most}",
     )
+
+
+def check_unroll(unroll: int) -> None:
+    """One to eight accesses in flight per thread. Raises ConfigError."""
+    check_whole("unroll", unroll)
+    require(1 <= unroll <= MAX_UNROLL, f"unroll must be 1 to {MAX_UNROLL}", unroll, "use 4")
 
 
 def check_ctas(ctas_per_sm: int) -> None:

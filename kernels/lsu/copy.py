@@ -16,7 +16,7 @@ from kernels.common import (
     check_shared,
     check_threads,
     check_tile,
-    check_whole,
+    check_unroll,
     launch,
     persistent_grid,
     require,
@@ -25,7 +25,6 @@ from kernels.occupancy import BEST_BYTES_IN_FLIGHT_PER_SM, limiting_shared_bytes
 from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream
 
 VECTOR_BYTES = (4, 8, 16, 32)
-MAX_UNROLL = 8
 BEST_UNROLL = 4
 BASE_REGISTERS = 24
 """Registers beside the data, rounded up from what ptxas 13.5 uses; tests hold it to that."""
@@ -58,8 +57,7 @@ class LsuCopyConfig:
             "use 16",
         )
         check_tile(self.tile_bytes, multiple_of=max(16, self.vector_bytes))
-        check_whole("unroll", self.unroll)
-        require(1 <= self.unroll <= MAX_UNROLL, f"unroll must be 1 to {MAX_UNROLL}", self.unroll, "use 4")
+        check_unroll(self.unroll)
         check_ctas(self.ctas_per_sm)
 
     @property

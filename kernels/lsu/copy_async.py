@@ -18,7 +18,7 @@ from kernels.common import (
     check_stages,
     check_threads,
     check_tile,
-    check_whole,
+    check_unroll,
     cp_async_unavailable,
     launch,
     persistent_grid,
@@ -28,7 +28,6 @@ from kernels.occupancy import place_stages
 from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream
 
 VECTOR_BYTES = (4, 8, 16)
-MAX_UNROLL = 8
 BEST_UNROLL = 4
 unavailable = cp_async_unavailable
 
@@ -70,8 +69,7 @@ class AsyncCopyConfig:
             self.vector_bytes,
             "use CacheOperator.CA or vector_bytes=16",
         )
-        check_whole("unroll", self.unroll)
-        require(1 <= self.unroll <= MAX_UNROLL, f"unroll must be 1 to {MAX_UNROLL}", self.unroll, "use 4")
+        check_unroll(self.unroll)
         check_ctas(self.ctas_per_sm)
 
     @property

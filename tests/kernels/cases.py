@@ -7,10 +7,24 @@ from functools import cache
 from typing import Any
 
 from kernels.chain import Leg
+from kernels.lsu.cached import CachedCopyConfig, LoadCache, StoreCache
 from kernels.lsu.chain import LsuChainConfig
 from kernels.lsu.chain_async import AsyncChainConfig
 from kernels.lsu.copy import LsuCopyConfig
 from kernels.lsu.copy_async import AsyncCopyConfig, CacheOperator
+from kernels.lsu.gather import GatherConfig
+from kernels.lsu.pad_async import PadConfig
+from kernels.lsu.transpose import Layout, TransposeConfig
+from kernels.mbarrier.cluster import ClusterConfig
+from kernels.mbarrier.matmul import MatmulConfig
+from kernels.mbarrier.persistent import PersistentConfig
+from kernels.mbarrier.phases import PhasesConfig
+from kernels.mbarrier.pingpong import PingpongConfig
+from kernels.mbarrier.pipeline import Part
+from kernels.mbarrier.reduction import ReductionConfig
+from kernels.mbarrier.ring import RingConfig
+from kernels.mbarrier.ring_async import RingAsyncConfig
+from kernels.mbarrier.specialised import SpecialisedConfig
 from kernels.tma.bulk import BulkConfig
 from kernels.tma.chain_bulk import BulkChainConfig
 from kernels.tma.chain_tensor import TensorChainConfig
@@ -21,6 +35,8 @@ from smfree.cuda.sass import SassFunction
 EVERY_ARCH = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 TMA_ARCHS = EVERY_ARCH[1:]
 WIDE_ARCHS = EVERY_ARCH[2:]
+MULTICAST_ARCHS = ("sm_90a", "sm_100a")
+"""Where a multicast is an instruction; for sm_120 ptxas makes a call of it."""
 ASYNC_STEMS = frozenset({"LDGSTS", "UBLKCP", "UTMALDG", "UTMASTG"})
 
 
@@ -74,7 +90,16 @@ def _lsu() -> list[Case]:
             (32, 4, True),
         ]
     ]
+    cases += [Case(f"lsu-cached-{load}", CachedCopyConfig(load)) for load in LoadCache]
+    cases += [Case(f"lsu-cached-store-{store}", CachedCopyConfig(store=store)) for store in StoreCache]
+    cases += [
+        Case(f"lsu-gather-{element}B{'' if indexed else '-strided'}", GatherConfig(element, indexed=indexed))
+        for element in (4, 8, 16)
+        for indexed in (True, False)
+    ]
+    cases += [Case(f"lsu-transpose-{layout}", TransposeConfig(layout)) for layout in Layout]
     ldgsts = frozenset({"LDGSTS"})
+    cases += [Case(f"lsu-pad-{n}stages", PadConfig(num_stages=n), async_stems=ldgsts) for n in (1, 3)]
     cases += [
         Case(f"cp.async-{stages}stages", AsyncCopyConfig(4096, stages, 128), async_stems=ldgsts)
         for stages in (1, 4)
@@ -114,6 +139,58 @@ def _tma() -> list[Case]:
     return cases
 
 
-CASES = _lsu() + _tma()
+def _core() -> list[Case]:
+    """Ping-pong, the two rings, and the lesson in phases."""
+    bulk, ldgsts = frozenset({"UBLKCP"}), frozenset({"LDGSTS"})
+    cases = [
+        Case("phases", PhasesConfig(), TMA_ARCHS, bulk),
+        Case("phases-without-bytes", PhasesConfig(), EVERY_ARCH[:1]),
+    ]
+    for kind, archs, stems, depths in (
+        (PingpongConfig, TMA_ARCHS, bulk, (1, 2)),
+        (RingConfig, TMA_ARCHS, bulk, (1, 4, 8)),
+        (RingAsyncConfig, EVERY_ARCH, ldgsts, (1, 4, 8)),
+    ):
+        name = kind.file.removesuffix(".cu")
+        cases += [Case(f"{name}-{n}stages", kind(4096, n, work=9), archs, stems) for n in depths]
+        cases.append(Case(f"{name}-copy-alone", kind(4096, 2, part=Part.COPY), archs, stems))
+        cases.append(Case(f"{name}-compute-alone", kind(4096, 2, part=Part.COMPUTE), archs))
+    return cases
+
+
+def _mbarrier() -> list[Case]:
+    bulk = frozenset({"UBLKCP"})
+    ring = (1, 8)
+    cases = [Case(f"specialised-{n}stages", SpecialisedConfig(4096, n), TMA_ARCHS, bulk) for n in ring]
+    cases += [
+        Case(f"specialised-{threads}threads", SpecialisedConfig(4096, 4, threads), TMA_ARCHS, bulk)
+        for threads in (256, 512, 1024)
+    ]
+    cases += [
+        Case("specialised-2ctas", SpecialisedConfig(4096, 2, ctas_per_sm=2), TMA_ARCHS, bulk),
+        Case("specialised-fixed", SpecialisedConfig(4096, 4, producer_registers=0), TMA_ARCHS, bulk),
+    ]
+    cases += [Case(f"persistent-{n}stages", PersistentConfig(4096, n, 160), TMA_ARCHS, bulk) for n in ring]
+    cases += [Case(f"reduction-{n}stages", ReductionConfig(4096, n), TMA_ARCHS, bulk) for n in ring]
+    cases += [
+        Case(
+            f"cluster{size}-{'multicast' if multicast else 'apart'}-{n}stages",
+            ClusterConfig(4096, n, cluster_size=size, multicast=multicast),
+            MULTICAST_ARCHS if multicast else TMA_ARCHS,
+            bulk,
+        )
+        for size, multicast, n in ((2, True, 1), (4, True, 4), (8, True, 8), (2, False, 1), (8, False, 8))
+    ]
+    for kind in (SpecialisedConfig, PersistentConfig, ReductionConfig, ClusterConfig):
+        name = kind.file.removesuffix(".cu")
+        archs = MULTICAST_ARCHS if kind is ClusterConfig else TMA_ARCHS
+        cases.append(Case(f"{name}-copy-alone", kind(4096, 2, part=Part.COPY), archs, bulk))
+        cases.append(Case(f"{name}-compute-alone", kind(4096, 2, part=Part.COMPUTE), TMA_ARCHS))
+    loads = frozenset({"UTMALDG"})
+    cases += _core()
+    return cases + [Case(f"matmul-{n}stages", MatmulConfig(n), TMA_ARCHS, loads) for n in (1, 2, 3, 4, 8)]
+
+
+CASES = _lsu() + _tma() + _mbarrier()
 COMPILED = [(case, arch) for case in CASES for arch in case.archs]
 COMPILED_IDS = [f"{case.name}-{arch}" for case, arch in COMPILED]
