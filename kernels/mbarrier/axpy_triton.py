@@ -5,9 +5,9 @@ What Triton decides (3.9; tests/kernels/test_axpy_triton.py looks into the PTX):
 * ``axpy_descriptor``, sm_90 and later: host tensor descriptors, loads by ``cp.async.bulk.tensor.2d``. At
   ``num_stages`` N of at least 2, N - 1 tiles of x and y are in flight, in N - 1 pairs of buffers with one
   mbarrier each. Both loads complete on it, one elected thread asks for them, every thread waits. There is no
-  empty barrier: ``bar.sync`` says that a buffer has been read, so no warp runs ahead of the others. The result
-  goes from registers to one more buffer, which one bulk store at a time reads. At 1 every load and store is
-  waited for.
+  empty barrier: ``bar.sync`` says that a buffer has been read, so no warp runs ahead of the others. The
+  result goes from registers to one more buffer, which one bulk store at a time reads. At 1 every load and
+  store is waited for.
 * ``axpy_pointer``, sm_80 and later: pointer loads become ``cp.async`` of 16 bytes with commit groups, without
   mbarriers; the result goes from registers to global memory. At 1 loads go to registers at once.
 
