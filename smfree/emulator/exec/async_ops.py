@@ -8,7 +8,7 @@ from smfree.emulator.exec import bulk_ops
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_ops import flat_addresses
 from smfree.emulator.exec.memory_unit import Issue
-from smfree.emulator.exec.sync_ops import _ints
+from smfree.emulator.exec.sync_ops import _ints, shared_keys
 from smfree.emulator.exec.table import Access, AccessKind, Visible, visible
 from smfree.emulator.ptx import ast
 
@@ -99,4 +99,12 @@ def _is_predicate(dec: Decoder, operand: ast.Operand) -> bool:
 
 
 def _mbarrier_arrive(dec: Decoder, ins: ast.Instr) -> Visible:
-    raise dec.refuse("cp.async.mbarrier.arrive")
+    dec.only("async", "mbarrier", "arrive", "noinc", "shared", "shared::cta", "b64")
+    keys, launch = shared_keys(dec, ins.operands[0]), dec.launch
+    counted = "noinc" in ins.modifiers
+
+    def act(g: Group) -> bool:
+        launch.copy.arrive_when_copied(g, keys(g), raise_pending=not counted)
+        return True
+
+    return act

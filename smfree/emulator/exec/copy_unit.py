@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smfree.emulator.copies import CopyEngine, CopyGroups, PendingCopies
+from smfree.emulator.copies import CopyEngine, CopyGroups, CopyKind, PendingCopies
+from smfree.emulator.exec.arrivals import Arrivals, Deferred
 from smfree.emulator.exec.bulk_unit import BulkUnit
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_unit import Issue
@@ -50,6 +51,7 @@ class CopyUnit:
         self.landed: list[Landed] = []
         self.issuing = np.zeros(launch.geometry.num_warps, np.bool_)  # warps that have issued copies
         self._due = np.inf  # not later than the earliest completion among the pending copies
+        self.arrivals = Arrivals(self)
         self.bulk = BulkUnit(self)
 
     # ---------------------------------------------------------------- issue
@@ -92,6 +94,24 @@ class CopyUnit:
         batch.complete_at[:] = batch.read_at[:] = done[lanes.warp_index]
         if launch.trace is not None:
             launch.trace.issued(at.group, batch)
+
+    def arrive_when_copied(self, g: Group, keys: Any, *, raise_pending: bool) -> None:
+        """``cp.async.mbarrier.arrive``: arrive when all cp.async of the thread so far are complete."""
+        launch, lanes = self.launch, g.lanes
+        barriers = launch.sync.mbarriers
+        launch.counters.mbarrier_arrivals += lanes.n
+        barriers._need_live(keys, "cp.async.mbarrier.arrive")
+        if raise_pending:
+            barriers.raise_pending(keys)
+        if launch.clock is not None:
+            launch.advance(g, launch.clock.mbarrier_arrive_cycles)
+        found = self.cp_groups.covered(lanes.ids, self.cp_groups.upto_all(lanes.ids))
+        for batch, which in found:
+            if launch.clock is not None and not batch.done[which].all() and batch not in self.pending:
+                self.pending.append(batch)
+                self._due = min(self._due, float(batch.complete_at.min()))
+        self.arrivals.add(Deferred(lanes.ids, keys, launch.lane_times(g), found))
+        launch.sync.wake_mbarriers()
 
     def _remember_issuers(self, g: Group) -> None:
         self.issuing[g.lanes.warp_slice] = True
@@ -139,11 +159,17 @@ class CopyUnit:
         keys, nbytes = batch.perform(which, publish=False)
         if len(keys):
             barriers = self.launch.sync.mbarriers
-            self.landed.append(Landed(batch, which, keys, barriers.phase(keys)))
+            self.land(batch, which, keys, barriers.phase(keys))
             barriers.complete_tx(keys, nbytes, times)
         latest = float(times.max())
         self.launch.end_time = max(self.launch.end_time, latest)
         self.launch.did_something(latest)
+        if batch.kind is CopyKind.CP_ASYNC:
+            self.arrivals.trigger()
+
+    def land(self, batch: PendingCopies, which: Any, keys: Any, phase: Any) -> None:
+        """The bytes become readable when a wait sees this phase of their barrier complete."""
+        self.landed.append(Landed(batch, which, keys, phase))
 
     def waited(self, keys: Any) -> None:
         """A wait has seen the phase of these barriers complete: bytes that landed in it may now be read."""
@@ -199,6 +225,7 @@ class CopyUnit:
         if self.launch.clock is not None:
             self.complete_due(float(self.launch.time.reshape(self.launch.geometry.slots, -1)[slots].max()))
         self.engine.check_exit(slots)
+        self.arrivals.retire(slots)
         self.bulk.maps.retire(slots)
         self.engine.abandon(slots)
         keys_per_slot = self.launch.memory.pitch // 8
