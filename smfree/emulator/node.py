@@ -60,7 +60,7 @@ class Executor(Protocol):
         params: bytes,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
-        cluster: tuple[int, int, int],
+        cluster: tuple[int, int, int] | None,
         dynamic_shared_bytes: int,
         *,
         schedule: str,

@@ -36,7 +36,7 @@ class Call:
     params: bytes
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    cluster: tuple[int, int, int]
+    cluster: tuple[int, int, int] | None
     shared_bytes: int
     start_cycle: float
     symbols: dict[str, int]

@@ -131,7 +131,7 @@ class Machine:
         block: int | tuple[int, int, int] = 32,
         shared_bytes: int = 0,
         *,
-        cluster: int | tuple[int, int, int] = 1,
+        cluster: int | tuple[int, int, int] | None = None,
         registers: int | None = None,
         symbols: dict[str, int] | None = None,
     ) -> LaunchResult:
@@ -169,7 +169,7 @@ def execute(
     strict: str = "error",
     grid: int | tuple[int, int, int] = 1,
     block: int | tuple[int, int, int] = 32,
-    cluster: int | tuple[int, int, int] = 1,
+    cluster: int | tuple[int, int, int] | None = None,
     shared: str = "",
     a: np.ndarray | None = None,
     b: np.ndarray | None = None,

@@ -424,3 +424,33 @@ def test_clusters_on_the_device() -> None:
     sms = load_profile("h100").device.num_sms
     assert ok(driver.cuOccupancyMaxActiveClusters(function, wanted)) == 2 * sms // 4
     assert ok(driver.cuOccupancyMaxPotentialClusterSize(function, wanted)) == 8
+    result = driver.cuOccupancyMaxActiveClusters(function, config((8, 1, 1)))
+    refused(driver, result, "INVALID_CLUSTER_SIZE", "not compiled for a cluster size")
+    ok(driver.cuFuncSetAttribute(function, F.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))
+    assert ok(driver.cuOccupancyMaxPotentialClusterSize(function, wanted)) == 16
+    for directive, size in ((".maxclusterrank 4", 4), (".reqnctapercluster 2, 3, 1", 6)):
+        bounded = load(driver, ptx(directives=directive, target="sm_90"))
+        driver.describe_function(bounded, registers=32)
+        assert ok(driver.cuOccupancyMaxPotentialClusterSize(bounded, wanted)) == size
+
+
+def test_a_cooperative_launch_of_clusters_fills_no_part_of_one() -> None:
+    executor = FakeExecutor()
+    driver = open_driver(executor=executor)
+    function = load(driver, ptx(target="sm_90"))
+    driver.describe_function(function, registers=32)
+    attributes = [cluster_attribute(7), cooperative_attribute()]
+    sms = load_profile("h100").device.num_sms  # 132 = 18 * 7 + 6, two CTAs of 1024 threads on each
+    for clusters, code in ((2 * sms // 7, None), (2 * sms // 7 + 1, "COOPERATIVE_LAUNCH_TOO_LARGE")):
+        wanted = config((7 * clusters, 1, 1), (1024, 1, 1), attributes=attributes)
+        result = driver.cuLaunchKernelEx(wanted, function, None, 0)
+        if code is None:
+            ok(result)
+        else:
+            refused(driver, result, code, f"{7 * clusters} CTAs", f"{2 * sms // 7 * 7} fit")
+
+
+def test_blocks_that_are_clusters_are_refused_by_name() -> None:
+    driver = open_driver()
+    text = ptx(directives=".reqntid 32, 1, 1\n.reqnctapercluster 2, 1, 1\n.blocksareclusters", target="sm_90")
+    refused(driver, driver.cuModuleLoadData(text), "NOT_SUPPORTED", ".blocksareclusters is not modelled")

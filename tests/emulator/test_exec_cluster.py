@@ -63,7 +63,7 @@ def test_each_cta_knows_its_cluster_and_its_place_in_it(grid: Any, cluster: Any)
 
 def test_without_clusters_a_cta_is_a_cluster_of_one() -> None:
     names = ["%clusterid.x", "%nclusterid.x", "%cluster_ctaid.x", "%cluster_nctaid.x", "%cluster_ctarank"]
-    got = run(_store_all(names), cluster=1, grid=3, block=1, words=15)
+    got = run(_store_all(names), cluster=None, grid=3, block=1, words=15)
     assert got.out.reshape(3, 5).tolist() == [[cta, 3, 0, 1, 0] for cta in range(3)]
 
 
@@ -73,8 +73,8 @@ def test_the_cta_of_a_cluster_stand_on_neighbouring_sms() -> None:
     assert rank.tolist() == [0, 1, 2, 3] * 3 and sm.tolist() == list(range(12))
 
 
-@pytest.mark.parametrize(("explicit", "cluster"), [(1, 2), (0, 1)])
-def test_whether_the_launch_asked_for_clusters(explicit: int, cluster: int) -> None:
+@pytest.mark.parametrize(("explicit", "cluster"), [(1, 2), (1, 1), (0, None)])
+def test_whether_the_launch_asked_for_clusters(explicit: int, cluster: int | None) -> None:
     body = "mov.pred %p1, %is_explicit_cluster;\nselp.u32 %r10, 1, 0, %p1;\nst.global.u32 [%rd3], %r10;"
     assert set(run(body, cluster=cluster).out.tolist()) == {explicit}
 
@@ -362,7 +362,7 @@ def test_an_own_address_is_a_shared_address_like_any_other() -> None:
     got = run(body, shared=_DATA, block=1)
     assert got.out.tolist() == [0, 2]
     assert got.counters.cluster_load_bytes == 0 and got.counters.shared_load_bytes == 16
-    assert run(body, shared=_DATA, block=1, cluster=1).out.tolist() == [0, 2]
+    assert run(body, shared=_DATA, block=1, cluster=None).out.tolist() == [0, 2]
 
 
 def test_lanes_may_ask_several_ctas_at_once() -> None:

@@ -11,7 +11,7 @@ from smfree.emulator.driver.modules import LoadedFunction, ModuleCalls
 from smfree.emulator.driver.params import pack
 from smfree.emulator.errors import EmulationError
 from smfree.emulator.node import LaunchRecord
-from smfree.emulator.occupancy import Occupancy, occupancy
+from smfree.emulator.occupancy import Occupancy, occupancy, resident_clusters
 from smfree.emulator.streams import Stream
 
 Dim3 = tuple[int, int, int]
@@ -22,16 +22,20 @@ _LARGEST_CLUSTER = 16
 
 
 class Shape(NamedTuple):
-    """What a launch asks for."""
+    """What a launch asks for; ``cluster`` is None where neither attribute nor kernel speak of one."""
 
     grid: Dim3
     block: Dim3
-    cluster: Dim3
+    cluster: Dim3 | None
     shared_bytes: int
     cooperative: bool = False
 
+    @property
+    def cluster_ctas(self) -> int:
+        return prod(self.cluster or (1,))
+
     def __str__(self) -> str:
-        cluster = f" cluster {self.cluster}" if self.cluster != (1, 1, 1) else ""
+        cluster = f" cluster {self.cluster}" if self.cluster_ctas > 1 else ""
         return f"grid {self.grid} block {self.block}{cluster}, {self.shared_bytes} bytes dynamic shared"
 
 
@@ -130,7 +134,7 @@ class LaunchCalls(ModuleCalls):
                 kernel=function.name,
                 grid=shape.grid,
                 block=shape.block,
-                cluster=shape.cluster,
+                cluster=shape.cluster or (1, 1, 1),
                 shared_bytes=shape.shared_bytes,
                 start_s=start_s,
                 end_s=start_s + seconds,
@@ -146,7 +150,8 @@ class LaunchCalls(ModuleCalls):
 
     def _check_resident(self, function: LoadedFunction, shape: Shape) -> None:
         found = _occupancy(function, prod(shape.block), shape.shared_bytes, "a cooperative launch")
-        capacity = found.ctas * function.module.device.profile.device.num_sms
+        spec, size = function.module.device.profile.device, shape.cluster_ctas
+        capacity = resident_clusters(spec, found.ctas, size) * size
         if prod(shape.grid) > capacity:
             raise Refusal(
                 CUresult.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
@@ -187,22 +192,29 @@ class LaunchCalls(ModuleCalls):
 
     @entry(1)
     def cuOccupancyMaxPotentialClusterSize(self, func: Any, config: Any) -> int:
+        """The compiled-in size, or the largest one that may be launched and fits; ``config``'s is ignored."""
         function = self._function(func)
         _needs_clusters(function)
-        spec = function.module.device.profile.device
-        return _LARGEST_CLUSTER if function.non_portable_cluster else spec.portable_cluster_ctas
+        if function.kernel.cluster_dims is not None:
+            return prod(function.kernel.cluster_dims)
+        block = int(config.blockDimX), int(config.blockDimY), int(config.blockDimZ)
+        found = _occupancy(function, prod(block), int(config.sharedMemBytes), "occupancy")
+        return min(_largest_cluster(function), found.ctas * function.module.device.profile.device.num_sms)
 
     @entry(1)
     def cuOccupancyMaxActiveClusters(self, func: Any, config: Any) -> int:
-        """CTAs that fit on the whole device over the cluster's size.
-
-        An upper bound: the profile does not say how SMs are grouped into GPCs, which no cluster crosses.
-        """
+        """As many as a launch keeps resident: an upper bound, see resident_clusters."""
         function = self._function(func)
         _needs_clusters(function)
         shape = _shape_of(function, config)
+        if shape.cluster is None:
+            raise Refusal(
+                CUresult.CUDA_ERROR_INVALID_CLUSTER_SIZE,
+                f"kernel {function.name} is not compiled for a cluster size; give the attribute of the "
+                "cluster dimension",
+            )
         found = _occupancy(function, prod(shape.block), shape.shared_bytes, "occupancy")
-        return found.ctas * function.module.device.profile.device.num_sms // prod(shape.cluster)
+        return resident_clusters(function.module.device.profile.device, found.ctas, shape.cluster_ctas)
 
 
 def _occupancy(function: LoadedFunction, threads: int, dynamic_bytes: int, purpose: str) -> Occupancy:
@@ -317,7 +329,14 @@ def _check_shared(function: LoadedFunction, dynamic_bytes: int) -> None:
     )
 
 
-def _check_cluster(function: LoadedFunction, grid: Dim3, asked: Dim3 | None) -> Dim3:
+def _largest_cluster(function: LoadedFunction) -> int:
+    """CTAs of the largest cluster that this function may be launched with."""
+    spec = function.module.device.profile.device
+    largest = _LARGEST_CLUSTER if function.non_portable_cluster else spec.portable_cluster_ctas
+    return min(largest, function.kernel.maxclusterrank or largest)
+
+
+def _check_cluster(function: LoadedFunction, grid: Dim3, asked: Dim3 | None) -> Dim3 | None:
     kernel, spec = function.kernel, function.module.device.profile.device
     compiled = kernel.cluster_dims
     if asked is not None and compiled is not None and asked != compiled:
@@ -329,15 +348,13 @@ def _check_cluster(function: LoadedFunction, grid: Dim3, asked: Dim3 | None) -> 
     if cluster is None:
         if kernel.explicit_cluster:
             raise invalid(f"kernel {function.name} must be launched with a cluster dimension attribute")
-        return 1, 1, 1
+        return None
     if min(cluster) < 1:
         raise invalid(f"kernel {function.name}: cluster dimensions must be positive, got {cluster}")
     size = prod(cluster)
     if size > 1:
         _needs_clusters(function)
-    largest = _LARGEST_CLUSTER if function.non_portable_cluster else spec.portable_cluster_ctas
-    if kernel.maxclusterrank is not None:
-        largest = min(largest, kernel.maxclusterrank)
+    largest = _largest_cluster(function)
     if size > max(1, largest):
         raise Refusal(
             CUresult.CUDA_ERROR_INVALID_CLUSTER_SIZE,

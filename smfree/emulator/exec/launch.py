@@ -66,7 +66,7 @@ def run(
     params: bytes,
     grid: tuple[int, int, int],
     block: tuple[int, int, int],
-    cluster: tuple[int, int, int],
+    cluster: tuple[int, int, int] | None,
     dynamic_shared_bytes: int,
     *,
     schedule: str = "timed",
@@ -77,7 +77,8 @@ def run(
 ) -> LaunchResult:
     """Execute a kernel on an emulated device until its last thread has exited.
 
-    ``registers`` per thread limits how many CTAs an SM holds, where known. Raises EmulationError.
+    ``cluster`` in CTAs; None: the launch does not speak of clusters. ``registers`` per thread limits how many
+    CTAs an SM holds, where known. Raises EmulationError.
     """
     launch = Launch(
         device, kernel, params, grid, block, cluster, dynamic_shared_bytes, make_schedule(schedule, seed),
@@ -102,7 +103,7 @@ class Launch:
         params: bytes,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
-        cluster: tuple[int, int, int],
+        cluster: tuple[int, int, int] | None,
         dynamic_shared_bytes: int,
         schedule: Schedule,
         start_cycle: float,
@@ -110,15 +111,15 @@ class Launch:
         registers: int | None,
     ) -> None:
         self.device, self.kernel, self.params = device, kernel, params
-        self.grid, self.block, self.cluster = grid, block, cluster
-        self.cluster_size = prod(cluster)
+        self.explicit_cluster = cluster is not None
+        self.grid, self.block, self.cluster = grid, block, cluster or (1, 1, 1)
+        self.cluster_size = prod(self.cluster)
         if self.cluster_size > 1 and device.profile.cluster is None:
             raise Unsupported(
                 f"{device.profile.device.name} has no clusters (got {cluster}): they need compute capability "
                 "9.0",
                 rule="cluster.absent",
             )
-        self.explicit_cluster = bool(self.cluster_size > 1 or kernel.cluster_dims or kernel.explicit_cluster)
         self.schedule = schedule
         self.start_cycle = float(np.floor(start_cycle))  # whole: no fraction shows in what a kernel reads
         self.dynamic_shared_bytes = dynamic_shared_bytes

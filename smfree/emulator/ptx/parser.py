@@ -247,6 +247,11 @@ class _Parser:
         if not head.is_kernel:
             return DeviceFunction(**fields, results=head.results)
         d = head.directives
+        if ".blocksareclusters" in d:
+            raise Unsupported(
+                f"kernel {head.name}: .blocksareclusters is not modelled; launch with the number of CTAs",
+                rule="ptx.blocksareclusters",
+            )
         return Kernel(
             **fields,
             reqntid=_dim3(d.get(".reqntid")),
