@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels.mbarrier.phases import Operation
 from smfree.emulator.counters import Counters
 from tests.docs_kit import PAGES, ROOT, Block, Command, commands, examples
 
@@ -71,6 +72,34 @@ def test_the_excerpt_is_what_the_benchmark_prints() -> None:
     assert [int(word) for word in shown[:4]] == pytest.approx([int(word) for word in printed], rel=0.05)
 
 
+def test_the_pipelines_page_shows_what_the_benchmarks_print() -> None:
+    """Cycles of control operations and of the ring with four stages, as the table has them."""
+    command = "-m pytest bench/bench_control.py bench/bench_pipeline.py --device emu:h100 --jobs 1 -k"
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    done = subprocess.run(
+        [sys.executable, *command.split(), "bench_control or (ring-4KiB-4stage)"],
+        cwd=ROOT,
+        env=alone,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    page = (ROOT / "docs" / "mbarrier.md").read_text(encoding="utf-8")
+
+    def ring(text: str) -> list[float]:
+        (line,) = re.findall(r"^ring +4 KiB +4 +1:1 +(.*)$", text, re.MULTILINE)
+        return [float(word.rstrip("%")) for word in line.split()][2:8]
+
+    def control(text: str) -> dict[str, int]:
+        lines = {one: re.findall(rf"^{re.escape(one)}  +(.*)$", text, re.MULTILINE) for one in Operation}
+        return {one.value: int(found[0].split()[-2]) for one, found in lines.items() if found}
+
+    assert ring(done.stdout) == pytest.approx(ring(page), rel=0.1)
+    assert len(control(done.stdout)) == len(Operation) - 1
+    assert control(page) == pytest.approx(control(done.stdout), rel=0.1, abs=2)
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=[command.id for command in COMMANDS])
 def test_a_command_names_what_exists(command: Command) -> None:
     program, *args = command.words
@@ -84,7 +113,7 @@ def test_a_command_names_what_exists(command: Command) -> None:
         unknown = {a.split("=")[0] for a in args if a.startswith("--")} - options_of(args[0])
         assert not unknown, f"{args[0]} has no {unknown}"
     elif program == "smfree":
-        assert args[0] in ("devices", "compare")
+        assert args[0] in ("devices", "compare", "timeline")
         unknown = {a.split("=")[0] for a in args if a.startswith("--")} - options_of(
             f"-m smfree.cli {args[0]}"
         )
@@ -146,7 +175,8 @@ def options_of(script: str) -> frozenset[str]:
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_a_page_names_options_links_and_files_that_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    programs = ("-m pytest", "-m smfree.cli compare", "scripts/gpu_run.py")
+    programs = ("-m pytest", "-m smfree.cli compare", "-m smfree.cli timeline", "scripts/gpu_run.py")
+    programs += ("scripts/draw_timelines.py",)
     known = frozenset().union(*(options_of(program) for program in programs)) | {"--query-metrics"}
     assert set(OPTION.findall(text)) <= known
     links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]

@@ -13,6 +13,7 @@ from smfree.model.crossover import format_bytes
 from smfree.model.overlap import CLOSE, Halves, enough_stages
 
 DEFINITIONS = """\
+ratio    computation to copy of a tile: asked for with two stages, and as it came with these; FMAs per element
 serial   copies alone + tiles x computation of a tile: nothing overlaps
 ideal    the longer of: copies alone + computation of a tile, copy of one tile + tiles x computation of a tile
 overlap  (serial - both) / (serial - ideal): 0% nothing, 100% all that can
@@ -52,9 +53,8 @@ def pipeline_tables(head: str, records: Sequence[Record]) -> list[tuple[str, str
     if not ordered:
         return []
     headers = [
-        "pipeline", "tile", "stages", "compute:\ncopy", "as it\ncame", "FMAs per\nelement", "both", "ideal",
-        "serial", "overlap", "copies\nalone", "compute\nof a tile", "registers", "CTAs that\nfit an SM",
-        "occupancy",
+        "pipeline", "tile", "stages", "ratio\nasked", "ratio\ncame", "FMAs", "both", "ideal", "serial",
+        "overlap", "copies\nalone", "compute\nper tile", "regs", "CTAs\nfit", "occu-\npancy",
     ]  # fmt: skip
     rows = [_row(*key, whole, part) for key, (whole, part) in ordered]
     text = tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", *["right"] * 14))
