@@ -57,7 +57,7 @@ class StuckWait:
     """Threads of one CTA that waited in vain at one place.
 
     ``barrier``: variable and index. ``parity``: the one waited for. ``phase_parity``: that of the phase which
-    was still incomplete, by test_wait; None when test_wait contradicts itself, so that no barrier is there.
+    was still incomplete at the end; None when waits for both parities agree: no live barrier is there.
     ``words``: what the threads read of the barrier (8 bytes, layout not documented), on real GPUs only.
     """
 

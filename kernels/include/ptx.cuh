@@ -240,6 +240,9 @@ PTX_INLINE u32 mapa_shared_cluster(u32 addr, u32 rank) {
 PTX_INLINE void barrier_cluster_arrive() {  // release: what came before is seen by those who wait
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
+PTX_INLINE void barrier_cluster_arrive_relaxed() {  // ... nothing is: for what a fence has released already
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 PTX_INLINE void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 PTX_INLINE void ld_shared_cluster(b32x4& dst, u32 src) {
   asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"

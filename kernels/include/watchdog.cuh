@@ -10,7 +10,7 @@ struct WatchdogRecord {  // kernels/watchdog.py reads this layout
   u32 valid;             // 1 once the rest is there
   u32 barrier;           // its address in the shared window
   u32 parity;            // the one waited for
-  u32 answers;           // of test_wait at the end: bit p for parity p; of a live barrier exactly one is set
+  u32 answers;           // of the last waits: bit p for parity p; of a live barrier exactly one is set
   u32 cta, thread;       // linear
   u32 line;              // of the call of wait_parity
   u32 waited_us;
@@ -27,6 +27,14 @@ __device__ u64 watchdog_module;
 
 PTX_INLINE u64 globaltimer_now();
 
+PTX_INLINE u32 watchdog_ask(u32 mbar, u32 parity) {
+#if __CUDA_ARCH__ >= 900
+  return mbarrier_try_wait_parity_cluster(mbar, parity);  // other CTAs may have arrived there
+#else
+  return mbarrier_test_wait_parity(mbar, parity);
+#endif
+}
+
 PTX_INLINE void watchdog_expire(u32 mbar, u32 parity, u32 line, u64 waited_ns) {
   WatchdogLog* const log = watchdog_log;
   if (log == nullptr) __trap();  // nowhere to write
@@ -35,7 +43,7 @@ PTX_INLINE void watchdog_expire(u32 mbar, u32 parity, u32 line, u64 waited_ns) {
     WatchdogRecord* const record = (WatchdogRecord*)(log + 1) + slot;
     record->barrier = mbar;
     record->parity = parity;
-    record->answers = mbarrier_test_wait_parity(mbar, 0) | mbarrier_test_wait_parity(mbar, 1) << 1;
+    record->answers = watchdog_ask(mbar, 0) | watchdog_ask(mbar, 1) << 1;
     record->cta = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
     record->thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
     record->line = line;

@@ -493,7 +493,9 @@ class SyncUnit:
                 self._charge_wait(yes, part.keys, part.token, np.ones(yes.lanes.n, np.bool_), wait.by_parity)
             yes.regs[wait.predicate] = np.bool_(True)
             launch.copy.waited(_distinct(part.keys))
+            arriver, launch.current = launch.current, yes  # what is found now is found about those who waited
             launch.peers.saw_phase(yes.lanes, part.keys, True, narrow=part.narrow)
+            launch.current = arriver
             awake.append(yes)
         self.sleepers = kept
         launch.flow.resume(awake)
