@@ -77,14 +77,13 @@ __device__ __forceinline__ void measure_alone(u64* cycles, u32 parity) {  // one
   }
 }
 
-// One warp arrives and waits for the other, which waits first: by mbarrier, by bar.sync, by flag.
+// One warp arrives and waits for the other, which waits first: by mbarrier, by bar.sync, by flag. Lane 0
+// speaks for its warp; were there data of the other lanes to hand over, a __syncwarp would come before.
 __device__ __forceinline__ void arrive_of_warp(u64* mbar) {
-  __syncwarp();
   if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_addr(mbar));
 }
 
 __device__ __forceinline__ void set_flag(u32 warp, u32 value) {
-  __syncwarp();
   if (threadIdx.x % 32 == 0) flags[warp] = value;
 }
 

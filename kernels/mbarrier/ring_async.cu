@@ -8,9 +8,10 @@
 // Needs      sm_80. dst, x and y 16-byte aligned; dst overlaps neither.
 // Roles      warp 0 loads, 16 bytes per lane and instruction. All other warps compute and store.
 // Barriers   full[s]: FULL_ARRIVALS, one of each loading lane. cp.async.mbarrier.arrive arrives by itself
-//            when all earlier cp.async of its thread have landed, so a lane asks for tile after tile and never
-//            waits for one; .noinc: that arrival is one of FULL_ARRIVALS. No bytes are counted.
-//            empty[s]: EMPTY_ARRIVALS, one of each consumer warp: the stage has been read.
+//            when all earlier cp.async of its thread have landed, so a lane asks for tile after tile and
+//            never waits for one; .noinc: that arrival is one of FULL_ARRIVALS. No bytes are counted.
+//            empty[s]: EMPTY_ARRIVALS, one of each consumer thread, as soon as it has read its part: no warp
+//            has to gather first (before sm_90 a __syncwarp in a role's branch costs a call).
 //            Both complete once per use of stage s. Consumers await full[s] with parity 0 first; the loading
 //            warp awaits empty[s] with parity 1 first, which a fresh barrier answers at once: the phase
 //            before the first counts as complete. Both parities flip at each wrap.
@@ -18,7 +19,7 @@
 // Shared     dynamic: stage s at s x STAGE_BYTES: the tile of x, then the tile of y at TILE_BYTES. Static:
 //            full[NUM_STAGES], empty[NUM_STAGES], padded to STAGE_ALIGN.
 // Compile    nvcc -arch=sm_80 -cubin -I../include -DTILE_BYTES=8192 -DNUM_STAGES=4 -DSTAGE_BYTES=16384
-//            -DSTAGE_ALIGN=128 -DTHREADS=160 -DWORK=1 -DPART=BOTH -DFULL_ARRIVALS=32 -DEMPTY_ARRIVALS=4
+//            -DSTAGE_ALIGN=128 -DTHREADS=160 -DWORK=1 -DPART=BOTH -DFULL_ARRIVALS=32 -DEMPTY_ARRIVALS=128
 //            ring_async.cu
 // Launch     any grid (CTAs stride over the tiles), THREADS threads, NUM_STAGES x STAGE_BYTES of dynamic
 //            shared memory. PART COPY or COMPUTE leaves out the other half, to see what overlaps.
@@ -32,7 +33,7 @@ constexpr u32 CONSUMERS = THREADS - LOADERS;
 
 static_assert(TILE_BYTES % 16 == 0, "a tile is whole vectors");
 static_assert(LOADERS == 32, "every lane of warp 0 loads, and arrives once");
-static_assert(EMPTY_ARRIVALS == CONSUMERS / 32, "each consumer warp arrives once");
+static_assert(EMPTY_ARRIVALS == CONSUMERS, "each consumer thread arrives once");
 
 extern __shared__ __align__(STAGE_ALIGN) u8 stages[];
 __shared__ u64 full[NUM_STAGES];
@@ -91,8 +92,7 @@ __device__ __forceinline__ void compute(u8* dst, u32 consumer, u64 num_tiles, u6
   for (u64 tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
     wait_parity(full_at(s), phase);
     axpy(dst + tile * TILE_BYTES, s, consumer, vectors_of(tile, num_vectors), alpha);
-    __syncwarp();  // all lanes have read their part of the stage
-    if (consumer % 32 == 0) mbarrier_arrive(empty_at(s));
+    mbarrier_arrive(empty_at(s));
     if (++s == NUM_STAGES) s = 0, phase ^= 1;
   }
 }

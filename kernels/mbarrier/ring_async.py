@@ -22,10 +22,10 @@ class RingAsyncConfig(RingConfig):
 
     @property
     def barriers(self) -> tuple[BarrierPlan, ...]:
-        """``full[s]``: each loading lane, by its copies; ``empty[s]``: each consumer warp."""
+        """``full[s]``: each loading lane, by its copies; ``empty[s]``: each consumer thread."""
         return (
             BarrierPlan("full", {"loading lanes": 32}),
-            BarrierPlan("empty", {"consumer warps": self.consumer_warps}),
+            BarrierPlan("empty", {"consumer threads": 32 * self.consumer_warps}),
         )
 
     @classmethod
