@@ -1,8 +1,8 @@
 // How do rows of any width reach shared memory as whole vectors, zeros behind them, without a branch?
 //
 // Moves      num_rows rows of row_bytes, src_pitch_bytes apart, to rows of PADDED_BYTES without gaps: the
-//            rest of each row becomes zeros. global -> shared by cp.async with a source size below 16 where a row
-//            ends (0 behind it: src is not touched), shared -> registers -> global.
+//            rest of each row becomes zeros. global -> shared by cp.async with a source size below 16 where
+//            a row ends (0 behind it: src is not touched), shared -> registers -> global.
 // In flight  NUM_STAGES x TILE_BYTES per CTA, TILE_BYTES = TILE_ROWS x PADDED_BYTES.
 // Needs      sm_80. src, dst and src_pitch_bytes 16-byte aligned; row_bytes at most PADDED_BYTES, any number.
 // Barriers   one commit group per tile and thread, an empty one past the end, so that "at most NUM_STAGES - 1

@@ -1,8 +1,9 @@
 // Why does a tile want another layout in shared memory than in global memory?
 //
 // Moves      src[num_rows][num_columns] to dst[num_columns][num_rows], 4-byte elements: global ->
-//            registers -> shared -> registers -> global. A warp reads a row of the tile and writes a column, so that both
-//            global accesses are whole 128-byte lines; one of the two shared accesses crosses the rows.
+//            registers -> shared -> registers -> global. A warp reads a row of the tile and writes a column,
+//            so that both global accesses are whole 128-byte lines; one of the two shared accesses crosses
+//            the rows.
 // In flight  TILE x TILE x 4 bytes per CTA.
 // Needs      sm_80. src and dst 4-byte aligned, not overlapping.
 // Layout     element (row, column) of the tile lies at row x PITCH + column, of 32 banks of 4 bytes:
