@@ -645,7 +645,7 @@ def test_a_register_read_before_it_is_written_is_named() -> None:
 _REFUSED = [
     "add.sat.s32 %r10, %r2, %r2;", "add.cc.u32 %r10, %r2, %r2;", "addc.u32 %r10, %r2, %r2;",
     "add.ftz.f32 %r10, %r2, %r2;", "add.rz.f32 %r10, %r2, %r2;", "add.sat.f32 %r10, %r2, %r2;",
-    "mul.ftz.f32 %r10, %r2, %r2;", "div.approx.f32 %r10, %r2, %r2;", "div.full.f32 %r10, %r2, %r2;",
+    "mul.ftz.f32 %r10, %r2, %r2;", "div.approx.f32 %r10, %r2, %r2;", "div.full.ftz.f32 %r10, %r2, %r2;",
     "fma.rz.f32 %r10, %r2, %r2, %r2;", "fma.rn.ftz.f32 %r10, %r2, %r2, %r2;",
     "fma.rn.f64 %rd10, %rd0, %rd0, %rd0;", "add.ftz.f16 %h1, %h1, %h1;", "mul.sat.f16 %h1, %h1, %h1;",
     "fma.rn.relu.f16 %h1, %h1, %h1, %h1;", "add.sat.f16x2 %r10, %r2, %r2;",
@@ -653,11 +653,11 @@ _REFUSED = [
     "min.NaN.f32 %r10, %r2, %r2;", "max.ftz.f32 %r10, %r2, %r2;", "min.s16x2 %r10, %r2, %r2;",
     "neg.ftz.f32 %r10, %r2;", "setp.lt.ftz.f32 %p1, %r2, %r2;", "set.lt.u32.u32 %r10, %r2, %r2;",
     "slct.u32.s32 %r10, %r2, %r2, %r2;", "mul24.lo.u32 %r10, %r2, %r2;", "mad24.lo.u32 %r10, %r2, %r2, %r2;",
-    "sad.u32 %r10, %r2, %r2, %r2;", "dp4a.u32.u32 %r10, %r2, %r2, %r2;", "bfind.u32 %r10, %r2;",
-    "prmt.b32.f4e %r10, %r2, %r2, 0;", "sqrt.rn.f32 %r10, %r2;", "rcp.rn.f32 %r10, %r2;",
-    "sin.approx.f32 %r10, %r2;", "ex2.approx.f32 %r10, %r2;", "mad.lo.cc.u32 %r10, %r2, %r2, %r2;",
+    "sad.u32 %r10, %r2, %r2, %r2;", "dp2a.lo.u32.u32 %r10, %r2, %r2, %r2;",
+    "sqrt.rz.f32 %r10, %r2;", "rcp.rp.f32 %r10, %r2;",
+    "sin.approx.f32 %r10, %r2;", "rsqrt.approx.f64 %rd10, %rd0;", "mad.lo.cc.u32 %r10, %r2, %r2, %r2;",
     "mad.hi.sat.s32 %r10, %r2, %r2, %r2;", "copysign.f32 %r10, %r2, %r2;", "testp.finite.f32 %p1, %r2;",
-    "lop3.or.b32 %r10|%p1, %r2, %r2, %r2, 5, %p0;", "fns.b32 %r10, %r2, 0, 1;",
+    "lop3.or.b32 %r10|%p1, %r2, %r2, %r2, 5, %p0;",
 ]  # fmt: skip
 
 

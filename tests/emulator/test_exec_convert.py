@@ -125,7 +125,7 @@ _REFUSED = [
     "cvt.rn.relu.f16x2.f32 %r10, %r2, %r2;",
     "cvt.rn.satfinite.e4m3x2.f32 %h1, %r2, %r2;", "cvt.rna.tf32.f32 %r10, %r2;",
     "cvt.pack.sat.s16.s32 %r10, %r2, %r2;",
-    "match.any.sync.b32 %r10, %r2, 0xffffffff;", "redux.sync.add.u32 %r10, %r2, 0xffffffff;",
+    "match.any.sync.b32 %r10, %r2, 0xffffffff;",
     "mov.u32 %r10, %lanemask_gt;", "wgmma.fence.sync.aligned;",
     "wgmma.commit_group.sync.aligned;",
     "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"

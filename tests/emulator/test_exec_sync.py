@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from smfree.emulator.errors import BarrierFault, Deadlock, Unsupported
+from smfree.emulator.errors import BarrierFault, Deadlock
 from smfree.emulator.exec.schedule import SCHEDULES
 from tests.emulator.exec_kit import Machine, cuda_kernel, every_schedule, execute, kernel, reads, report
 
@@ -288,11 +288,6 @@ def test_a_warp_may_arrive_twice_at_different_instructions() -> None:
     """
     got = execute(body, block=64)  # two arrivals of one warp complete the barrier by themselves
     assert got.out[32:].tolist() == list(range(32, 64))
-
-
-def test_barrier_reductions_are_refused() -> None:
-    with report("bar.red.popc.u32 %r10, 0, %p1", "not modelled", kind=Unsupported):
-        execute("setp.eq.u32 %p1, %r2, 0;\nbar.red.popc.u32 %r10, 0, %p1;")
 
 
 # ---------------------------------------------------------------------------------------------- warp barriers

@@ -172,11 +172,13 @@ def fma(dec: Decoder, ins: ast.Instr) -> Arithmetic:
 @arithmetic("div", "rem")
 def div_rem(dec: Decoder, ins: ast.Instr) -> Arithmetic:
     ptx_type = instruction_type(dec)
-    dec.only("rn", ptx_type)
+    full = "full" in ins.modifiers  # at most 2 ulp off (PTX ISA, div): the rounded quotient will do
+    dec.only("full" if full else "rn", ptx_type)
     d, a, b = _binary(dec, ptx_type)
     kind, bits = typed(ptx_type), storage(ptx_type)
     if ptx_type[0] == "f":
-        _float(dec, ptx_type)
+        if not full:
+            _float(dec, ptx_type)
 
         def act_float(r: Regs, g: Group) -> None:
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -300,130 +302,6 @@ def shift(dec: Decoder, ins: ast.Instr) -> Arithmetic:
         x = r[a].view(kind)
         y = (x << by if left else x >> by).view(out)
         r[d] = y if signed and not left else select(r[b] >= bits, out(0), y)
-
-    return act
-
-
-@arithmetic("shf")
-def funnel_shift(dec: Decoder, ins: ast.Instr) -> Arithmetic:
-    dec.only("l", "r", "wrap", "clamp", "b32")
-    d = dec.dst(ins.operands[0])
-    a, b, c = (dec.src(x, "b32") for x in ins.operands[1:])
-    left, wrap = "l" in ins.modifiers, "wrap" in ins.modifiers
-
-    def act(r: Regs, g: Group) -> None:
-        by = (r[c] & np.uint32(31) if wrap else np.minimum(r[c], np.uint32(32))).astype(np.uint64)
-        both = (r[b].astype(np.uint64) << np.uint64(32)) | r[a].astype(np.uint64)
-        moved = both << by if left else both >> by
-        r[d] = ((moved >> np.uint64(32)) if left else moved & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-
-    return act
-
-
-@arithmetic("lop3")
-def lop3(dec: Decoder, ins: ast.Instr) -> Arithmetic:
-    dec.only("b32")
-    d = dec.dst(ins.operands[0])
-    a, b, c = (dec.src(x, "b32") for x in ins.operands[1:4])
-    table = dec.constant_value(ins.operands[4])
-    if table is None:
-        raise dec.wrong("lop3 needs an immediate look-up table")
-
-    def act(r: Regs, g: Group) -> None:
-        out: Any = np.uint32(0)
-        for row in range(8):
-            if table >> row & 1:
-                x = r[a] if row & 4 else ~r[a]
-                y = r[b] if row & 2 else ~r[b]
-                z = r[c] if row & 1 else ~r[c]
-                out = out | (x & y & z)
-        r[d] = out
-
-    return act
-
-
-@arithmetic("bfe")
-def bit_field_extract(dec: Decoder, ins: ast.Instr) -> Arithmetic:
-    ptx_type = instruction_type(dec)
-    dec.only(ptx_type)
-    if ptx_type[0] != "u":
-        raise dec.refuse("signed bfe")
-    d, a = dec.dst(ins.operands[0]), dec.src(ins.operands[1], ptx_type)
-    pos, length = (dec.src(x, "u32") for x in ins.operands[2:])
-    kind, bits = storage(ptx_type), width(ptx_type)
-
-    def act(r: Regs, g: Group) -> None:
-        p = r[pos] & np.uint32(0xFF)
-        n = np.minimum(r[length] & np.uint32(0xFF), np.uint32(bits))
-        x = select(p < bits, r[a] >> np.minimum(p, np.uint32(bits - 1)).astype(kind), kind(0))
-        below = np.minimum(n, np.uint32(bits - 1)).astype(kind)
-        r[d] = select(n >= bits, x, x & ((kind(1) << below) - kind(1)))
-
-    return act
-
-
-@arithmetic("bfi")
-def bit_field_insert(dec: Decoder, ins: ast.Instr) -> Arithmetic:
-    ptx_type = instruction_type(dec)
-    dec.only(ptx_type)
-    d = dec.dst(ins.operands[0])
-    a, b = dec.src(ins.operands[1], ptx_type), dec.src(ins.operands[2], ptx_type)
-    pos, length = (dec.src(x, "u32") for x in ins.operands[3:])
-    kind, bits = storage(ptx_type), width(ptx_type)
-
-    def act(r: Regs, g: Group) -> None:
-        p, n = r[pos] & np.uint32(0xFF), r[length] & np.uint32(0xFF)
-        top = np.uint32(bits - 1)
-        by = np.minimum(p, top).astype(kind)
-        below = (kind(1) << np.minimum(n, top).astype(kind)) - kind(1)
-        ones = select(n >= bits, kind((1 << bits) - 1), below)
-        mask = select(p >= bits, kind(0), ones << by)
-        r[d] = ((r[a] << by) & mask) | (r[b] & ~mask)
-
-    return act
-
-
-@arithmetic("prmt")
-def permute_bytes(dec: Decoder, ins: ast.Instr) -> Arithmetic:
-    dec.only("b32")  # the default mode; the special modes are refused
-    d = dec.dst(ins.operands[0])
-    a, b, c = (dec.src(x, "b32") for x in ins.operands[1:])
-
-    def act(r: Regs, g: Group) -> None:
-        both = (r[b].astype(np.uint64) << np.uint64(32)) | r[a].astype(np.uint64)
-        out: Any = np.uint64(0)
-        for i in range(4):
-            nibble = (r[c].astype(np.uint64) >> np.uint64(4 * i)) & np.uint64(15)
-            byte = (both >> ((nibble & np.uint64(7)) * np.uint64(8))) & np.uint64(0xFF)
-            sign = select(byte >> np.uint64(7) != 0, np.uint64(0xFF), np.uint64(0))
-            byte = select(nibble >> np.uint64(3) != 0, sign, byte)
-            out = out | (byte << np.uint64(8 * i))
-        r[d] = out.astype(np.uint32)
-
-    return act
-
-
-@arithmetic("popc", "clz", "brev")
-def bit_count(dec: Decoder, ins: ast.Instr) -> Arithmetic:
-    ptx_type = instruction_type(dec)
-    dec.only(ptx_type)
-    d, a = dec.dst(ins.operands[0]), dec.src(ins.operands[1], ptx_type)
-    bits, kind = width(ptx_type), storage(ptx_type)
-
-    def planes(x: Any) -> Any:
-        """bool[n, bits], least significant first."""
-        return (np.atleast_1d(x)[:, None] >> np.arange(bits, dtype=kind)) & kind(1) != 0
-
-    def act(r: Regs, g: Group) -> None:
-        p = planes(r[a])
-        if ins.opcode == "popc":
-            out = p.sum(axis=1).astype(np.uint32)
-        elif ins.opcode == "clz":
-            high = p[:, ::-1]
-            out = np.where(high.any(axis=1), high.argmax(axis=1), bits).astype(np.uint32)
-        else:
-            out = (p[:, ::-1].astype(kind) << np.arange(bits, dtype=kind)).sum(axis=1, dtype=kind)
-        r[d] = out if type(r[a]) is np.ndarray else out[0]
 
     return act
 

@@ -34,7 +34,7 @@ def instruction_class(instr: ast.Instr) -> str:
         return "branch"
     if op in ("fence", "membar"):
         return "fence"
-    if op in ("elect", "vote", "shfl", "activemask"):
+    if op in ("elect", "vote", "shfl", "activemask", "redux"):
         return "warp"
     if op in ("ldmatrix", "stmatrix"):
         return "shared load" if op == "ldmatrix" else "shared store"

@@ -17,7 +17,18 @@ import numpy as np
 
 from smfree.emulator.counters import Counters
 from smfree.emulator.errors import EmulationError, Severity, Unsupported
-from smfree.emulator.exec import arith, async_ops, cluster_ops, convert, matrix, memory_ops, sync_ops, warp
+from smfree.emulator.exec import (
+    approx,
+    arith,
+    async_ops,
+    bits,
+    cluster_ops,
+    convert,
+    matrix,
+    memory_ops,
+    sync_ops,
+    warp,
+)
 from smfree.emulator.exec.classes import instruction_class
 from smfree.emulator.exec.cluster_barrier import ClusterBarrier
 from smfree.emulator.exec.cluster_unit import ClusterUnit
@@ -38,8 +49,10 @@ if TYPE_CHECKING:
     from smfree.emulator.node import DeviceState
 
 OPCODE_FAMILIES = (
+    approx,
     arith,
     async_ops,
+    bits,
     cluster_ops,
     convert,
     matrix,

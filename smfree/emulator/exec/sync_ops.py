@@ -11,6 +11,7 @@ from smfree.emulator.exec import tensormap_ops
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_ops import flat_addresses, resolve_generic
 from smfree.emulator.exec.memory_unit import NEEDS_CLUSTER
+from smfree.emulator.exec.sync_unit import Reduction
 from smfree.emulator.exec.table import Visible, visible
 from smfree.emulator.exec.warp import per_lane
 from smfree.emulator.ptx import ast
@@ -58,8 +59,6 @@ def griddepcontrol(dec: Decoder, ins: ast.Instr) -> Visible:
 
 @visible("bar", "barrier")
 def barrier(dec: Decoder, ins: ast.Instr) -> Visible:
-    if "red" in ins.modifiers:
-        raise dec.refuse("barrier reduction")
     if "cluster" in ins.modifiers:
         return _cluster_barrier(dec, ins)
     launch = dec.launch
@@ -67,11 +66,12 @@ def barrier(dec: Decoder, ins: ast.Instr) -> Visible:
         dec.only("warp", "sync")
         mask = dec.src(ins.operands[0], "b32")
         return lambda g: bool(launch.sync.gather_warp(g, mask, _nothing, meets="bar.warp.sync"))
-    dec.only("cta", "sync", "arrive", "aligned")
+    dec.only("cta", "sync", "arrive", "aligned", "red", "popc", "and", "or", "u32", "pred")
     aligned = ins.opcode == "bar" or "aligned" in ins.modifiers
     arrive = "arrive" in ins.modifiers
-    number = dec.src(ins.operands[0], "u32")
-    threads = dec.src(ins.operands[1], "u32") if len(ins.operands) > 1 else None
+    reduction, operands = _reduction(dec, ins) if "red" in ins.modifiers else (None, ins.operands)
+    number = dec.src(operands[0], "u32")
+    threads = dec.src(operands[1], "u32") if len(operands) > 1 else None
 
     def act(g: Group) -> bool:
         ids = g.regs[number]
@@ -91,9 +91,20 @@ def barrier(dec: Decoder, ins: ast.Instr) -> Visible:
                 index=0,
             )
         expected = None if threads is None else int(np.max(g.regs[threads]))
-        return bool(launch.sync.barrier(g, first, expected, aligned=aligned, arrive_only=arrive))
+        return bool(
+            launch.sync.barrier(g, first, expected, aligned=aligned, arrive_only=arrive, reduction=reduction)
+        )
 
     return act
+
+
+def _reduction(dec: Decoder, ins: ast.Instr) -> tuple[Reduction, tuple[ast.Operand, ...]]:
+    """What barrier.red combines, and its operands in between: the barrier and the thread count."""
+    d, *between, c = ins.operands
+    negated = isinstance(c, ast.Not)
+    source = dec.src(c.reg if isinstance(c, ast.Not) else c, "pred")
+    mode = next(m for m in ins.modifiers if m in ("popc", "and", "or"))
+    return Reduction(mode, source, negated, dec.dst(d)), tuple(between)
 
 
 def _check_one_per_warp(g: Group, ids: Any) -> None:

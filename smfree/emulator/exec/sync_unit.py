@@ -20,11 +20,33 @@ if TYPE_CHECKING:
 NUM_BARRIERS = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """barrier.red: how the predicates in register ``source`` are combined into ``target``."""
+
+    mode: str  # "popc", "and", "or"
+    source: int
+    negated: bool
+    target: int
+
+    def votes(self, g: Group) -> Any:
+        """bool[n]: the predicate of each lane."""
+        mine = per_lane(g.regs[self.source], g)
+        return ~mine if self.negated else mine
+
+    def result(self, true: Any, threads: Any) -> Any:
+        """What threads receive of whose CTA so many predicates out of ``threads`` are true."""
+        if self.mode == "popc":
+            return true.astype(np.uint32)
+        return true == threads if self.mode == "and" else true > 0
+
+
 @dataclass(slots=True)
 class BarrierWait:
     """Parked at a hardware barrier."""
 
     number: int
+    reduction: Reduction | None = None
 
 
 @dataclass(slots=True)
@@ -93,9 +115,10 @@ class SyncUnit:
     # ---------------------------------------------------------------- hardware barriers
 
     def barrier(
-        self, g: Group, number: int, expected: int | None, *, aligned: bool, arrive_only: bool
-    ) -> bool:
-        """bar.sync / bar.arrive: True when the group may go on."""
+        self, g: Group, number: int, expected: int | None, *, aligned: bool, arrive_only: bool,
+        reduction: Reduction | None = None,
+    ) -> bool:  # fmt: skip
+        """bar.sync / bar.arrive / bar.red: True when the group may go on."""
         launch, lanes = self.launch, g.lanes
         launch.counters.barriers += len(lanes.warps)
         launch.settle(g)
@@ -107,6 +130,7 @@ class SyncUnit:
                 index=0,
             )
         if expected is None and not b.parked and self._whole_ctas(b, g):
+            self._reduce(number, [(g, reduction)])
             self._level_times(number, [g], lanes.slots)
             launch.did_something()
             return True
@@ -119,7 +143,7 @@ class SyncUnit:
         b.expected[lanes.slots] = expected or 0
         b.pc_of_warp[lanes.warps] = g.pc
         if not arrive_only:
-            g.wait = BarrierWait(number)
+            g.wait = BarrierWait(number, reduction)
             b.parked.append(g)
         self._release(number, b, lanes.slots)
         return arrive_only
@@ -212,8 +236,30 @@ class SyncUnit:
             if no is not None:
                 kept.append(no)
         b.parked = kept
+        self._reduce(number, [(g, g.wait.reduction) for g in released])
         self._level_times(number, released, done)
         launch.flow.resume(released)
+
+    def _reduce(self, number: int, groups: list[tuple[Group, Reduction | None]]) -> None:
+        """Hand the combined predicates to all threads that leave a barrier.red."""
+        modes = {r.mode if r else "no reduction" for _, r in groups}
+        if modes == {"no reduction"}:
+            return
+        if len(modes) > 1:
+            raise BarrierFault(
+                f"barrier {number} was met by different forms of barrier ({', '.join(sorted(modes))}), which "
+                "is unpredictable; use barrier.red with one operation in all threads",
+                rule="bar.mixed",
+                index=0,
+            )
+        true, threads = (np.zeros(self.launch.geometry.slots, np.int64) for _ in range(2))
+        for g, r in groups:
+            assert r is not None
+            np.add.at(true, g.lanes.slot, r.votes(g))
+            np.add.at(threads, g.lanes.slot, 1)
+        for g, r in groups:
+            assert r is not None
+            g.regs[r.target] = r.result(true, threads)[g.lanes.slot]
 
     def _count_warps(self, b: _Barrier, slots: Any) -> None:
         """Count the warps of which all living threads are there."""

@@ -13,6 +13,7 @@ import numpy as np
 from smfree.emulator.errors import BarrierFault
 from smfree.emulator.exec.lanes import WARP_SIZE, Group
 from smfree.emulator.exec.table import Visible, visible
+from smfree.emulator.exec.values import typed
 from smfree.emulator.ptx import ast
 
 if TYPE_CHECKING:
@@ -134,6 +135,36 @@ def shuffle(dec: Decoder, ins: ast.Instr) -> Visible:
         g.regs[d] = per_lane(g.regs[a], g)[position]
         if p is not None:
             g.regs[p] = ok
+
+    return _sync(dec, mask, act)
+
+
+_REDUCE: dict[str, tuple[Any, Any]] = {  # the function and what it starts from, by type where it matters
+    "add": (np.add, lambda kind: kind(0)),
+    "min": (np.minimum, lambda kind: np.iinfo(kind).max),
+    "max": (np.maximum, lambda kind: np.iinfo(kind).min),
+    "and": (np.bitwise_and, lambda kind: np.iinfo(kind).max),
+    "or": (np.bitwise_or, lambda kind: kind(0)),
+    "xor": (np.bitwise_xor, lambda kind: kind(0)),
+}
+
+
+@visible("redux")
+def redux(dec: Decoder, ins: ast.Instr) -> Visible:
+    """Over the lanes with the same member mask (PTX ISA, "redux.sync")."""
+    ptx_type = ins.modifiers[-1]
+    dec.only("sync", *_REDUCE, "u32", "s32", "b32")
+    d, a, member = ins.operands
+    di, ai, mask = dec.dst(d), dec.src(a, ptx_type), dec.src(member, "b32")
+    fn, start = _REDUCE[next(m for m in ins.modifiers if m in _REDUCE)]
+    kind = typed(ptx_type)
+
+    def act(g: Group) -> None:
+        team = g.lanes.warp_index.astype(np.int64) << 32 | per_lane(g.regs[mask], g).astype(np.int64)
+        teams, mine = np.unique(team, return_inverse=True)
+        total = np.full(len(teams), start(kind), kind)
+        fn.at(total, mine, per_lane(g.regs[ai], g).view(kind))
+        g.regs[di] = total[mine].view(np.uint32)
 
     return _sync(dec, mask, act)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from smfree.emulator.errors import PtxError
-from smfree.emulator.ptx import rules_alu, rules_async, rules_matrix, rules_sync
+from smfree.emulator.ptx import rules_alu, rules_async, rules_half, rules_matrix, rules_sync
 from smfree.emulator.ptx.ast import Function, Kernel, Module, Special
 from smfree.emulator.ptx.parser import parse
 from smfree.emulator.ptx.rules import Finding, Site, Target
@@ -79,6 +79,7 @@ _NEEDS = (
     _Needs("applypriority", (), 80),
 )
 _NEEDS_BY_OPCODE = {n.opcode: tuple(m for m in _NEEDS if m.opcode == n.opcode) for n in _NEEDS}
+_TABLES = tuple(rules.RULES for rules in (rules_async, rules_sync, rules_alu, rules_half, rules_matrix))
 _CLUSTER_SCOPED = frozenset({"ld", "st", "atom", "red"})
 
 
@@ -145,7 +146,7 @@ def violations(module: Module) -> Iterator[PtxError]:
             source = str(instr.source) if instr.source is not None else None
             for finding in _target_rules(site):
                 yield PtxError(finding.message, line=instr.line, rule=finding.rule, source=source)
-            for table in (rules_async.RULES, rules_sync.RULES, rules_alu.RULES, rules_matrix.RULES):
+            for table in _TABLES:
                 for rule in table.get(instr.opcode, ()):
                     for finding in rule(site):
                         yield PtxError(finding.message, line=instr.line, rule=finding.rule, source=source)
