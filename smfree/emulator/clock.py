@@ -180,6 +180,14 @@ class Clock:
         performed = np.maximum(done, self._memory(begin, nbytes * 1.0, miss_bytes, write=True)) + latency
         return done + startup, performed
 
+    def bulk_cluster(self, sm: I8, peer: I8, t: F8, nbytes: I8) -> tuple[F8, F8]:
+        """``(source_read, complete)`` of bulk copies from SM ``sm`` to the shared memory of ``peer``."""
+        tma = self._require_tma()
+        latency = np.full(len(t), float(tma.startup_cycles))
+        begin, sent = self._tma_pass(tma, sm, t, nbytes, np.ones(len(t), np.int64), latency)
+        arrived = self.cluster(sm, peer, begin, nbytes, write=True)
+        return sent + latency, np.maximum(arrived, sent) + latency
+
     def _tma_pass(self, tma: TmaSpec, sm: I8, t: F8, nbytes: I8, requests: I8, latency: F8) -> tuple[F8, F8]:
         """When each copy's first byte enters the memory system and its last byte has left the TMA unit.
 

@@ -63,6 +63,10 @@ class Counters:
     """Bytes of elements that bulk and tensor reductions combined with their destination."""
     bytes_prefetched: int = 0
     """Bytes that bulk prefetches asked into L2."""
+    bytes_multicast: int = 0
+    """Bytes that multicast copies delivered, over all their destination CTAs."""
+    cluster_async_bytes: int = 0
+    """Bytes that bulk copies, st.async and red.async sent to the shared memory of another CTA."""
 
     mbarrier_arrivals: int = 0
     mbarrier_wait_hits: int = 0

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smfree.emulator.errors import CopyFault
+from smfree.emulator.exec.destinations import Destinations, in_cluster, multicast, own
 from smfree.emulator.exec.lanes import Group
-from smfree.emulator.exec.memory_ops import flat_addresses
+from smfree.emulator.exec.memory_ops import fill_columns, flat_addresses, resolve_generic
 from smfree.emulator.exec.sync_ops import _ints
-from smfree.emulator.exec.table import Arithmetic, Visible, arithmetic
-from smfree.emulator.exec.values import WINDOW_BYTES
+from smfree.emulator.exec.table import Arithmetic, Visible, arithmetic, visible
+from smfree.emulator.exec.values import UINT, WINDOW_BYTES, width
 from smfree.emulator.ptx import ast
 from smfree.emulator.reductions import OPERATIONS, Reduction
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 _MODIFIERS = (
     "async", "bulk", "shared::cluster", "shared::cta", "global", "mbarrier::complete_tx::bytes", "bulk_group",
-    "L2::cache_hint",
+    "L2::cache_hint", "multicast::cluster",
 )  # fmt: skip
 _RANKS = ("1d", "2d", "3d", "4d", "5d")
 
@@ -45,13 +47,30 @@ def _operation(dec: Decoder) -> str | None:
 
 
 def _direction(dec: Decoder) -> str:
-    """ "load" (global to shared) or "store" (shared to global); other directions are refused."""
-    spaces = [m for m in dec.instr.modifiers if m.partition("::")[0] in ("shared", "global")]
-    if spaces[0].startswith("shared") and spaces[1:2] == ["global"]:
-        return "load"
-    if spaces[0] == "global" and spaces[1:2] == ["shared::cta"]:
-        return "store"
-    raise dec.refuse("this direction of a bulk copy")
+    """ "load" (global to shared), "store" (shared to global) or "peer" (shared memory to another CTA's)."""
+    spaces = tuple(m for m in dec.instr.modifiers if m.partition("::")[0] in ("shared", "global"))
+    directions: dict[tuple[str, ...], str] = {
+        ("shared::cta", "global"): "load", ("shared::cluster", "global"): "load",
+        ("global", "shared::cta"): "store", ("shared::cluster", "shared::cta"): "peer",
+    }  # fmt: skip
+    if spaces not in directions:
+        raise dec.refuse("this direction of a bulk copy")
+    return directions[spaces]
+
+
+def _destinations(
+    dec: Decoder, dst: ast.Operand, barrier: ast.Operand, rest: list[ast.Operand]
+) -> Callable[[Group], Destinations]:
+    """Where a load goes: this CTA, any CTA of the cluster, or all those of a mask."""
+    launch: Launch = dec.launch
+    d, b = dec.address(dst), dec.address(barrier)
+    if "multicast::cluster" in dec.instr.modifiers:
+        mask = dec.src(rest[0], "b16")
+        return lambda g: multicast(
+            launch, g, flat_addresses(g, *d), flat_addresses(g, *b), _ints(g, mask)
+        )  # fmt: skip
+    find = in_cluster if "shared::cluster" in dec.instr.modifiers else own
+    return lambda g: find(launch, g, flat_addresses(g, *d), flat_addresses(g, *b))
 
 
 def _bulk(dec: Decoder, operands: list[ast.Operand]) -> Visible:
@@ -62,29 +81,34 @@ def _bulk(dec: Decoder, operands: list[ast.Operand]) -> Visible:
     else:
         dec.only(*_MODIFIERS, "reduce", "noftz", *OPERATIONS, dec.instr.modifiers[-1])
     reduction = None if op is None else Reduction(op, dec.instr.modifiers[-1])
-    dst, src, size, *rest = operands
-    d_base, d_off = dec.address(dst)
-    s_base, s_off = dec.address(src)
+    target, source, size, *rest = operands
+    s = dec.address(source)
     nbytes = dec.src(size, "u32")
-    if _direction(dec) == "load":
-        bar_base, bar_off = dec.address(rest[0])
+    direction = _direction(dec)
+    if direction == "load":
+        to = _destinations(dec, target, rest[0], rest[1:])
 
-        def act_load(g: Group) -> bool:
-            launch.copy.bulk.load(
-                g, flat_addresses(g, d_base, d_off), flat_addresses(g, s_base, s_off), _ints(g, nbytes),
-                flat_addresses(g, bar_base, bar_off),
-            )  # fmt: skip
+        def load(g: Group) -> bool:
+            launch.copy.bulk.load(g, to(g), flat_addresses(g, *s), _ints(g, nbytes))
             return True
 
-        return act_load
+        return load
+    d = dec.address(target)
+    if direction == "peer":
+        b = dec.address(rest[0])
 
-    def act_store(g: Group) -> bool:
-        launch.copy.bulk.store(
-            g, flat_addresses(g, d_base, d_off), flat_addresses(g, s_base, s_off), _ints(g, nbytes), reduction
-        )
+        def to_peer(g: Group) -> bool:
+            dst, src, barrier = (flat_addresses(g, *a) for a in (d, s, b))
+            launch.copy.to_peers.bulk(g, dst, src, _ints(g, nbytes), barrier, reduction)
+            return True
+
+        return to_peer
+
+    def store(g: Group) -> bool:
+        launch.copy.bulk.store(g, flat_addresses(g, *d), flat_addresses(g, *s), _ints(g, nbytes), reduction)
         return True
 
-    return act_store
+    return store
 
 
 def _prefetch(dec: Decoder, operands: list[ast.Operand]) -> Visible:
@@ -123,21 +147,24 @@ def _tensor(dec: Decoder, operands: list[ast.Operand]) -> Visible:
     op = _operation(dec)
     dec.only(*_MODIFIERS, "tensor", "tile", *_RANKS, *(() if op is None else ("reduce", op)))
     launch: Launch = dec.launch
-    load = _direction(dec) == "load"
-    (m_base, m_off), coords = _place(dec, operands[1] if load else operands[0])
-    s_base, s_off = dec.address(operands[0] if load else operands[1])
-    bar = dec.address(operands[2]) if load else None
+    if _direction(dec) == "load":
+        to = _destinations(dec, operands[0], operands[2], operands[3:])
+        map_address, coords = _place(dec, operands[1])
 
-    def act(g: Group) -> bool:
-        maps, shared = flat_addresses(g, m_base, m_off), flat_addresses(g, s_base, s_off)
-        where = _coordinates(g, coords)
-        if bar is not None:
-            launch.copy.bulk.tensor_load(g, shared, maps, where, flat_addresses(g, *bar))
-        else:
-            launch.copy.bulk.tensor_store(g, shared, maps, where, op)
+        def load(g: Group) -> bool:
+            launch.copy.bulk.tensor_load(g, to(g), flat_addresses(g, *map_address), _coordinates(g, coords))
+            return True
+
+        return load
+    map_address, coords = _place(dec, operands[0])
+    s = dec.address(operands[1])
+
+    def store(g: Group) -> bool:
+        maps, where = flat_addresses(g, *map_address), _coordinates(g, coords)
+        launch.copy.bulk.tensor_store(g, flat_addresses(g, *s), maps, where, op)
         return True
 
-    return act
+    return store
 
 
 def _prefetch_tensor(dec: Decoder, operands: list[ast.Operand]) -> Visible:
@@ -147,6 +174,52 @@ def _prefetch_tensor(dec: Decoder, operands: list[ast.Operand]) -> Visible:
 
     def act(g: Group) -> bool:
         launch.copy.bulk.prefetch_tensor(g, flat_addresses(g, m_base, m_off), _coordinates(g, coords))
+        return True
+
+    return act
+
+
+# ------------------------------------------------------------------------------------- stores to other CTAs
+
+_VECTORS = {"v2": 2, "v4": 4}
+
+
+@visible("st.async", "red.async")
+def store_async(dec: Decoder, ins: ast.Instr) -> Visible:
+    """st.async and red.async to shared memory of the cluster; those to global memory are refused."""
+    ptx_type = ins.modifiers[-1]
+    reduces = ins.opcode == "red"
+    op = next((m for m in ins.modifiers if m in OPERATIONS), None) if reduces else None
+    dec.only(
+        "async", "weak", "relaxed", "cluster", "shared::cluster", "mbarrier::complete_tx::bytes", *_VECTORS,
+        ptx_type, *(() if op is None else (op,)),
+    )  # fmt: skip
+    launch: Launch = dec.launch
+    target, source, barrier = ins.operands
+    elems = source.elems if isinstance(source, ast.Vector) else (source,)
+    registers = tuple(dec.src(e, ptx_type) for e in elems)
+    d, b = dec.address(target), dec.address(barrier)
+    kind = UINT[width(ptx_type)]
+    reduction = None if op is None else Reduction(op, ptx_type)
+    generic = "shared::cluster" not in ins.modifiers
+
+    def window(g: Group, address: tuple[int | None, int]) -> Any:
+        where = flat_addresses(g, *address)
+        if not generic:
+            return where
+        space, where = resolve_generic(launch, g, where)
+        if space not in ("shared", "cluster"):
+            raise CopyFault(
+                f"{ins.opcode}.async goes to shared memory of the cluster (the address is in {space} memory)",
+                rule="copy.space",
+                index=0,
+            )
+        return where
+
+    def act(g: Group) -> bool:
+        values = np.empty((g.lanes.n, len(registers)), kind)
+        fill_columns(values, g, registers)
+        launch.copy.to_peers.store(g, window(g, d), values.view(np.uint8), window(g, b), reduction)
         return True
 
     return act
@@ -175,12 +248,13 @@ def createpolicy(dec: Decoder, ins: ast.Instr) -> Arithmetic:
     policy = np.uint64(1 << 60 | levels[0] << 56 | secondary << 52)
     if kind == "range":
         return _range_policy(dec, d, policy)
-    fraction = dec.src(ins.operands[1], "f32") if len(ins.operands) > 1 else None
+    fraction, active = dec.src(ins.operands[1], "f32") if len(ins.operands) > 1 else None, dec.active()
 
     def fractional(regs: list[Any], g: Group) -> None:
         if fraction is not None:
             share = regs[fraction].view(np.float32)
-            _require(g, (share > 0) & (share <= 1), share, "the fraction must be above 0 and at most 1")
+            right = (share > 0) & (share <= 1) | ~active(regs)
+            _require(g, right, share, "the fraction must be above 0 and at most 1")
         regs[d] = policy
 
     return fractional
@@ -189,12 +263,13 @@ def createpolicy(dec: Decoder, ins: ast.Instr) -> Arithmetic:
 def _range_policy(dec: Decoder, d: int, policy: np.uint64) -> Arithmetic:
     base, offset = dec.address(dec.instr.operands[1])
     primary, total = (dec.src(o, "u32") for o in dec.instr.operands[2:4])
+    active = dec.active()
 
     def act(regs: list[Any], g: Group) -> None:
         start = flat_addresses(g, base, offset)
-        _require(g, start < WINDOW_BYTES, start, "the range must lie in global memory")
-        sizes = regs[primary]
-        _require(g, sizes <= regs[total], sizes, "primary-size must not exceed total-size")
+        sizes, off = regs[primary], ~active(regs)
+        _require(g, (start < WINDOW_BYTES) | off, start, "the range must lie in global memory")
+        _require(g, (sizes <= regs[total]) | off, sizes, "primary-size must not exceed total-size")
         regs[d] = policy
 
     return act

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.errors import EmulationError
+from smfree.emulator.exec.destinations import Destinations
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.map_unit import MapUnit
 from smfree.emulator.exec.prefetches import Prefetches
@@ -33,17 +34,19 @@ class BulkUnit:
 
     # ---------------------------------------------------------------- one range per thread
 
-    def load(self, g: Group, dst: Any, src: Any, nbytes: Any, barrier: Any) -> None:
-        """``cp.async.bulk`` from global to shared memory."""
-        launch, lanes = self.launch, g.lanes
-        flat = launch.memory.flat_shared(lanes, dst, 1)
-        keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(lanes, barrier, 8))
-        batch = self.engine.bulk_load(lanes.ids, flat, src, nbytes, keys, label=launch.here(g))
+    def load(self, g: Group, to: Destinations, src: Any, nbytes: Any) -> None:
+        """``cp.async.bulk`` from global to shared memory, of one CTA or of several."""
+        launch, lanes, which = self.launch, g.lanes, to.which
+        sizes = np.broadcast_to(np.asarray(nbytes, np.int64), lanes.n)
+        with self._positions(which):
+            batch = self.engine.bulk_load(
+                lanes.ids[which], to.flat, src[which], sizes[which], to.keys, label=launch.here(g)
+            )
         if launch.clock is not None:
-            hits = launch.memory.range_hits(src, batch.nbytes, write=False)
-            ready = self.prefetches.ready(src, batch.nbytes)
-            self._time_load(g, batch, _ALL, hits, ready, tensor=False)
-        self._issued(g, batch)
+            hits = launch.memory.range_hits(src, sizes, write=False)
+            ready = self.prefetches.ready(src, sizes)
+            self._time_load(g, batch, _ALL, which, sizes, hits, ready, tensor=False)
+        self._issued(g, batch, lanes.n)
 
     def store(self, g: Group, dst: Any, src: Any, nbytes: Any, reduction: Reduction | None = None) -> None:
         """``cp.async.bulk`` or ``cp.reduce.async.bulk`` from shared to global memory."""
@@ -57,7 +60,7 @@ class BulkUnit:
         if launch.clock is not None:
             misses = batch.nbytes - launch.memory.range_hits(dst, batch.nbytes, write=True)
             self._time_store(g, batch, _ALL, misses, tensor=False)
-        self._issued(g, batch)
+        self._issued(g, batch, len(batch))
 
     def prefetch(self, g: Group, src: Any, nbytes: Any) -> None:
         """``cp.async.bulk.prefetch.L2``; what lies in no allocation is left out."""
@@ -66,21 +69,23 @@ class BulkUnit:
 
     # ---------------------------------------------------------------- one box per thread
 
-    def tensor_load(self, g: Group, dst: Any, maps: Any, coords: Any, barrier: Any) -> None:
-        """``cp.async.bulk.tensor`` from global to shared memory."""
+    def tensor_load(self, g: Group, to: Destinations, maps: Any, coords: Any) -> None:
+        """``cp.async.bulk.tensor`` from global to shared memory, of one CTA or of several."""
         launch, lanes = self.launch, g.lanes
-        flat = launch.memory.flat_shared(lanes, dst, 1)
-        keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(lanes, barrier, 8))
-        for which, tensor, in_memory in self._parts(g, maps):
+        for part, tensor, in_memory in self._parts(g, maps):
+            mine = to.of_lanes(part)
+            which = mine.which
             with self._positions(which):
                 batch = self.engine.tensor_load(
-                    lanes.ids[which], flat[which], maps[which], coords[which], keys[which],
+                    lanes.ids[which], mine.flat, maps[which], coords[which], mine.keys,
                     maps=None if in_memory else tensor, label=launch.here(g),
                 )  # fmt: skip
+            requests = lanes.n if isinstance(part, slice) else len(part)
             if launch.clock is not None:
-                hits, ready = self._boxes(tensor, coords[which], write=False)
-                self._time_load(g, batch, which, hits, ready, tensor=True)
-            self._issued(g, batch)
+                hits, ready = self._boxes(tensor, coords[part], write=False)
+                sizes = np.full(requests, tensor.box_bytes)
+                self._time_load(g, batch, part, which, sizes, hits, ready, tensor=True)
+            self._issued(g, batch, requests)
 
     def tensor_store(self, g: Group, src: Any, maps: Any, coords: Any, op: str | None = None) -> None:
         """``cp.async.bulk.tensor`` or ``cp.reduce.async.bulk.tensor`` from shared to global memory."""
@@ -97,7 +102,7 @@ class BulkUnit:
             if launch.clock is not None:
                 hits, _ = self._boxes(tensor, coords[which], write=True)
                 self._time_store(g, batch, which, np.maximum(batch.nbytes - hits, 0), tensor=True)
-            self._issued(g, batch)
+            self._issued(g, batch, len(batch))
 
     def prefetch_tensor(self, g: Group, maps: Any, coords: Any) -> None:
         """``cp.async.bulk.prefetch.tensor``: the part of the box that lies in the tensor."""
@@ -152,13 +157,16 @@ class BulkUnit:
         return g.lanes.sm[index], self.launch.settle(g)[index], np.ones(len(index), np.int64)
 
     def _time_load(
-        self, g: Group, batch: PendingCopies, which: Any, hits: Any, ready: Any, *, tensor: bool
-    ) -> None:
+        self, g: Group, batch: PendingCopies, lanes: Any, which: Any, sizes: Any, hits: Any, ready: Any, *,
+        tensor: bool,
+    ) -> None:  # fmt: skip
+        """One request per lane of ``lanes``; its destinations (``which``: their lanes) get the bytes then."""
         clock = self.launch.clock
         assert clock is not None
-        sm, t, ones = self._start(g, which)
-        done = clock.bulk_load(sm, t, batch.nbytes, hits, ones, tensor=tensor)
-        batch.complete_at[:] = batch.read_at[:] = np.maximum(done, ready)
+        sm, t, ones = self._start(g, lanes)
+        done = np.empty(g.lanes.n)
+        done[lanes] = np.maximum(clock.bulk_load(sm, t, sizes, hits, ones, tensor=tensor), ready)
+        batch.complete_at[:] = batch.read_at[:] = done[which]
 
     def _time_store(self, g: Group, batch: PendingCopies, which: Any, misses: Any, *, tensor: bool) -> None:
         clock = self.launch.clock
@@ -168,13 +176,17 @@ class BulkUnit:
             sm, t, batch.nbytes, misses, ones, tensor=tensor
         )
 
-    def _issued(self, g: Group, batch: PendingCopies) -> None:
-        counters = self.launch.counters
-        counters.tma_requests += len(batch)
+    def _issued(self, g: Group, batch: PendingCopies, requests: int) -> None:
+        counters, delivered = self.launch.counters, int(batch.nbytes.sum())
+        counters.tma_requests += requests
         if batch.kind.reduces:
-            counters.bytes_reduced += int(batch.nbytes.sum())
+            counters.bytes_reduced += delivered
+        elif len(batch) == requests:
+            counters.bytes_async += delivered
         else:
-            counters.bytes_async += int(batch.nbytes.sum())
+            _, first = np.unique(batch.issuer, return_index=True)
+            counters.bytes_async += int(batch.nbytes[first].sum())
+            counters.bytes_multicast += delivered
         self.copies.issued(g, batch)
 
     def _prefetch(

@@ -146,7 +146,7 @@ class ClusterUnit:
         counters = self.launch.counters
         counters.cluster_load_requests += len(at.lanes.warps)
         counters.cluster_load_bytes += at.lanes.n * nbytes
-        return memory.shared.load(flat, size, count), self._arrival(at.group, flat, nbytes, write=False)
+        return memory.shared.load(flat, size, count), self.arrival(at.group, flat, nbytes, write=False)
 
     def store(self, at: Issue, addr: Any, values: Any) -> None:
         """Store uint[n, k] to the cluster's shared memory."""
@@ -164,7 +164,7 @@ class ClusterUnit:
         counters = self.launch.counters
         counters.cluster_store_requests += len(at.lanes.warps)
         counters.cluster_store_bytes += at.lanes.n * nbytes
-        self._performed(at.group, self._arrival(at.group, flat, nbytes, write=True))
+        self._performed(at.group, self.arrival(at.group, flat, nbytes, write=True))
 
     def atomic(self, g: Group, op: str, addr: Any, value: Any, compare: Any, *, waits: bool) -> Any:
         """Read-modify-write in the cluster's shared memory -> the old values; ``waits`` for them (atom)."""
@@ -174,9 +174,9 @@ class ClusterUnit:
         if not self._elsewhere(g.lanes, flat).any():
             return old
         if waits and launch.clock is not None:
-            launch.time[g.lanes.warp_slice] = self._arrival(g, flat, value.itemsize, write=False)
+            launch.time[g.lanes.warp_slice] = self.arrival(g, flat, value.itemsize, write=False)
         else:
-            self._performed(g, self._arrival(g, flat, value.itemsize, write=True))
+            self._performed(g, self.arrival(g, flat, value.itemsize, write=True))
         return old
 
     def release(self, g: Group) -> None:
@@ -210,7 +210,7 @@ class ClusterUnit:
                 ready[w] = np.maximum(ready[w], times)
         return out, ready
 
-    def _arrival(self, g: Group, flat: Any, nbytes: int, *, write: bool) -> Any:
+    def arrival(self, g: Group, flat: Any, nbytes: int, *, write: bool) -> Any:
         """When each warp's request has been to all the CTAs it touches; None without a clock."""
         launch, lanes = self.launch, g.lanes
         if launch.clock is None:

@@ -13,6 +13,7 @@ from smfree.emulator.exec.arrivals import Arrivals, Deferred
 from smfree.emulator.exec.bulk_unit import BulkUnit
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_unit import Issue
+from smfree.emulator.exec.peer_copies import PeerCopies
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch
@@ -53,6 +54,7 @@ class CopyUnit:
         self._due = np.inf  # not later than the earliest completion among the pending copies
         self.arrivals = Arrivals(self)
         self.bulk = BulkUnit(self)
+        self.to_peers = PeerCopies(self)
 
     # ---------------------------------------------------------------- issue
 
@@ -105,6 +107,8 @@ class CopyUnit:
             barriers.raise_pending(keys)
         if launch.clock is not None:
             launch.advance(g, launch.clock.mbarrier_arrive_cycles)
+        if launch.trace is not None:
+            launch.trace.bound(g, keys)
         found = self.cp_groups.covered(lanes.ids, self.cp_groups.upto_all(lanes.ids))
         for batch, which in found:
             if launch.clock is not None and not batch.done[which].all() and batch not in self.pending:

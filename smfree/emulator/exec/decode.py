@@ -269,7 +269,7 @@ class Decoder:
             target = self.kernel.labels[label.name]
             sources = frozenset(self._sources)
             return Step(instr, None, guard, negated, sources, target, flow.ipdom_pc.get(pc))
-        entry = HANDLERS.get(instr.opcode)
+        entry = HANDLERS.get(".".join((instr.opcode, *instr.modifiers[:1]))) or HANDLERS.get(instr.opcode)
         if entry is None:
             raise self.refuse(f"opcode {instr.opcode}")
         kind, handler = entry

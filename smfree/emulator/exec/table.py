@@ -7,6 +7,7 @@ operands through the :class:`~smfree.emulator.exec.decode.Decoder`, and returns 
 * visible handlers (``@visible``) return ``f(group) -> bool``: they touch memory, barriers or time, and return
   False when they parked the group instead of finishing.
 
+An opcode names its handler, or opcode and first modifier together do ("st.async"), which goes before.
 An opcode or modifier that no handler knows is refused, never skipped.
 """
 
