@@ -6,8 +6,8 @@
 Needs the checkout (nothing is installed) and torch, triton 3.6, cuda-bindings 13, numpy, pytest,
 pytest-benchmark, tabulate. Each stage is a process of its own with a time limit and a log; a failed stage
 does not stop the next ones. The folder then holds: environment.txt, *.log, latency.json, throughput.json,
-pipelines.json, sass/*.sass, counters.json, counters.txt, summary.json and summary.txt. The exit code is the
-number of failed stages.
+pipelines.json, sass/*.sass, hangs.txt, counters.json, counters.txt, summary.json and summary.txt. The exit
+code is the number of failed stages.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def stages(device: str, out: Path, *, quick: bool) -> list[Stage]:
         Stage("compile", (*helper, "compile", *place, *axes), 90),
         Stage("sass", (*helper, "sass", *place), 60),
         Stage("tests", (*pytest, *tests), 120),
+        Stage("hangs", (*helper, "hangs", *place), 90),
         Stage("latency", (*pytest, *axes, *rounds, *_bench(out, "latency")), 200),
         Stage("throughput", (*pytest, *axes, *rounds, *_bench(out, "throughput")), 200),
         Stage("pipelines", (*pytest, *axes, *rounds, *_bench(out, "pipelines")), 200),

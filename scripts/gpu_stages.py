@@ -1,4 +1,4 @@
-"""Single stages of gpu_run.py: environment, compile, sass, counters. Each writes into --out."""
+"""Single stages of gpu_run.py: environment, compile, sass, hangs, counters. Each writes into --out."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ import numpy as np  # noqa: E402
 from bench.axes import ENGINES, KIB, TRITON_ENGINES, latency_points, throughput_points  # noqa: E402
 from kernels.common import ConfigError  # noqa: E402
 from kernels.engine import engine  # noqa: E402
+from kernels.mbarrier.faults import Ending, Fault, FaultConfig, scale  # noqa: E402
+from kernels.watchdog import run_watched  # noqa: E402
 from smfree.cuda import Capabilities, Device, compile_cuda, compile_triton  # noqa: E402
 from smfree.cuda.cache import CompileCache  # noqa: E402
 from smfree.cuda.compile_cuda import CudaSource  # noqa: E402
@@ -157,6 +159,41 @@ def configs(device: Device) -> Iterator[tuple[str, Any]]:
             )
         except ConfigError as error:
             print(f"{name}: skipped, {error}")
+
+
+# --- hangs --------------------------------------------------------------------------------------------------
+
+
+def ring(device: Device, fault: Fault) -> bool:
+    """One run of the ring of faults.cu; whether its result is right."""
+    config = FaultConfig(fault=fault)
+    data = np.arange(7 * config.tile_bytes // 4, dtype=np.uint32)
+    src, dst = device.asarray(data), device.asarray(np.zeros_like(data))
+    scale(dst, src, config=config)
+    device.synchronize()
+    return bool(np.array_equal(dst.numpy(), 2 * data))
+
+
+def hangs(device: Device, out: Path) -> int:
+    """Each fault that hangs, in a child process, with what its bounded waits recorded; then the correct ring.
+    Gives the number of those that did not end as they must."""
+    if not device.capabilities.has_tma:
+        print(f"{device.name} has no TMA, which the ring of faults.cu uses")
+        return 0
+    lines, wrong = [], 0
+    for fault in sorted(Fault, key=lambda item: item is Fault.NONE):
+        if fault.ending is Ending.BREAKS:
+            continue
+        report = run_watched(ring, fault, spec=device.spec)
+        right = report.hung is (fault is not Fault.NONE) and report.outcome.value is (fault is Fault.NONE)
+        wrong += not right
+        lines.append(f"{fault.name}: {fault.mistake}{'' if right else ': NOT AS EXPECTED'}")
+        lines += [f"    {line}" for line in str(report).splitlines()]
+        lines += [f"    {wait.barrier} holds 0x{word:016x}" for wait in report.waits for word in wait.words]
+    text = "\n".join(lines) + "\n"
+    (out / "hangs.txt").write_text(text)
+    print(text, end="")
+    return wrong
 
 
 # --- counters -----------------------------------------------------------------------------------------------
@@ -302,7 +339,7 @@ def _number(text: str) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=["environment", "compile", "sass", "counters", "copies"])
+    parser.add_argument("stage", choices=["environment", "compile", "sass", "hangs", "counters", "copies"])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))
     parser.add_argument("--axes", choices=[axes.value for axes in Axes], default="full")
@@ -314,6 +351,8 @@ def main() -> int:
             return min(compile_all(device, Axes(given.axes)), 100)
         elif given.stage == "sass":
             dump_sass(device, given.out)
+        elif given.stage == "hangs":
+            return hangs(device, given.out)
         elif given.stage == "counters":
             return min(counters(device, given.out), 100)
         else:

@@ -53,7 +53,7 @@ def test_no_stage_starts_without_time_left(tmp_path: Path) -> None:
 def test_all_limits_together_are_known_and_tests_and_benchmarks_have_room() -> None:
     found = {item.name: item for item in gpu_run.stages("cuda:0", Path("x"), quick=False)}
     assert list(found) == [
-        "environment", "compile", "sass", "tests", "latency", "throughput", "pipelines", "counters"
+        "environment", "compile", "sass", "tests", "hangs", "latency", "throughput", "pipelines", "counters"
     ]  # fmt: skip
     assert "--benchmark-json=x/latency.json" in found["latency"].command
     assert gpu_run.TOTAL_S < 600
@@ -74,6 +74,17 @@ def test_a_device_that_is_not_there_fails_that_stage_only(tmp_path: Path) -> Non
         == 1
     )
     assert "unknown device" in (tmp_path / "environment.log").read_text()
+
+
+def test_every_hang_is_survived_and_told(tmp_path: Path) -> None:
+    """Needs no GPU: the same stage on the emulated one."""
+    arguments = ["--out", str(tmp_path), "--device", "emu:h100", "--quick", "--only", "hangs"]
+    assert gpu_run.main(arguments) == 0, (tmp_path / "hangs.log").read_text()
+    text = (tmp_path / "hangs.txt").read_text()
+    assert (
+        "LOAD_MISSING: the last tile is announced, but its copy is not issued\n    full[0] of CTA 0" in text
+    )
+    assert text.endswith("NONE: nothing: the correct ring\n    no wait ran out of time\n")
 
 
 def test_ncu_table_is_read_past_its_chatter_and_units() -> None:
