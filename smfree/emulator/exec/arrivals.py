@@ -40,12 +40,11 @@ class Arrivals:
         """Let those arrive whose copies have completed."""
         waiting, self._waiting = self._waiting, []
         for item in waiting:
-            ready = np.ones(len(item.lanes), np.bool_)
-            for batch, which in item.copies:
-                late = batch.issuer[which[~batch.done[which]]]
-                ready[np.searchsorted(item.lanes, late)] = False
-            if ready.any():
-                self._arrive(item, ready)
+            ready = _ready(item)
+            if not ready.any():
+                self._waiting.append(item)
+                continue
+            self._arrive(item, ready)
             if not ready.all():
                 late = ~ready
                 self._waiting.append(
@@ -74,6 +73,22 @@ class Arrivals:
             self.copies.land(batch, which, keys[at], phase[at])
         barriers.arrive(keys, 1, times)
         self.copies.launch.did_something(float(times.max()))
+
+
+def _ready(item: Deferred) -> Any:
+    """bool[lanes]: all copies of the lane are complete. Those that are not move to the front of
+    ``item.copies``, so that an arrival that waits for many is looked at in a few steps."""
+    ready = np.ones(len(item.lanes), np.bool_)
+    first_late = None
+    for at, (batch, which) in enumerate(item.copies):
+        late = which[~batch.done[which]]
+        if len(late):
+            first_late = at if first_late is None else first_late
+            ready[np.searchsorted(item.lanes, batch.issuer[late])] = False
+            if not ready.any():
+                item.copies = item.copies[first_late:] + item.copies[:first_late]
+                break
+    return ready
 
 
 def _of(item: Deferred, mask: Any) -> list[tuple[PendingCopies, Any]]:
