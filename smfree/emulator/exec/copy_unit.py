@@ -190,6 +190,9 @@ class CopyUnit:
         kept: list[Landed] = []
         for item in self.landed:
             now = readable(item)
+            if not now.any():
+                kept.append(item)
+                continue
             item.batch.publish(item.which[now])
             if not now.all():
                 kept.append(item.part(~now))
