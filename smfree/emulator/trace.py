@@ -141,6 +141,7 @@ class Recorder:
         self._ctas = ctas
         self._lives: dict[tuple[int, int], Life] = {}
         self._waits: dict[tuple[int, int], Wait] = {}  # the latest of each warp
+        self._missed: set[tuple[int, int]] = set()  # warps that will look again
         self._copies: dict[tuple[int, int, int], Copy] = {}  # cp.async by CTA, warp and group
 
     # ---------------------------------------------------------------- warps
@@ -164,14 +165,28 @@ class Recorder:
     # ---------------------------------------------------------------- waits
 
     def looked(self, g: Group, keys: Any, done: Any, before: Any, after: Any) -> None:
-        """A test_wait or try_wait. A warp whose lanes ask several barriers is told by its first lane."""
+        """A test_wait or try_wait. A warp whose lanes ask several barriers is told by its first lane. Looking
+        again for the same phase is one wait."""
         if not self._wanted(g):
             return
         first = g.lanes.warp_starts
         phase = self.launch.sync.mbarriers.phase(keys[first]) - done[first]
         ends = np.broadcast_to(after, len(first)).tolist()
         for cta, warp, i, t in self._warps(g.lanes.warps, before):
-            self._wait(cta, warp, self._barrier(int(keys[first[i]])), int(phase[i]), t, ends[i], g)
+            on, number, latest = (
+                self._barrier(int(keys[first[i]])),
+                int(phase[i]),
+                self._waits.get((cta, warp)),
+            )
+            if (
+                latest is not None
+                and (cta, warp) in self._missed
+                and (latest.on, latest.phase) == (on, number)
+            ):
+                latest.end = ends[i]
+            else:
+                self._wait(cta, warp, on, number, t, ends[i], g)
+            (self._missed.discard if done[first[i]] else self._missed.add)((cta, warp))
 
     def waited(self, g: Group, on: str, before: Any, after: Any) -> None:
         """The warps of ``g`` stood still from ``before`` to ``after``."""
@@ -183,12 +198,8 @@ class Recorder:
     def _wait(
         self, cta: int, warp: int, on: str, phase: int | None, start: float, end: float, g: Group
     ) -> None:
-        latest = self._waits.get((cta, warp))
-        if latest is not None and (latest.on, latest.phase, latest.end) == (on, phase, start):
-            latest.end = end
-        else:
-            wait = self._waits[cta, warp] = Wait(cta, warp, on, phase, start, end, self.launch.line_of(g.pc))
-            self.kept.waits.append(wait)
+        wait = self._waits[cta, warp] = Wait(cta, warp, on, phase, start, end, self.launch.line_of(g.pc))
+        self.kept.waits.append(wait)
 
     # ---------------------------------------------------------------- copies and phases
 
@@ -237,6 +248,15 @@ class Recorder:
         whole.num_bytes += copy.num_bytes
         whole.shared = min(whole.shared, copy.shared)
         whole.read, whole.end = max(whole.read, copy.read), max(whole.end, copy.end)
+
+    def bound(self, g: Group, keys: Any) -> None:
+        """cp.async.mbarrier.arrive: what a warp has copied since its last one completes on this barrier."""
+        if not self._wanted(g):
+            return
+        first = g.lanes.warp_starts
+        for cta, warp, i, _ in self._warps(g.lanes.warps, 0.0):
+            for key in [key for key in self._copies if key[:2] == (cta, warp)]:
+                self._copies.pop(key).barrier = self._barrier(int(keys[first[i]]))
 
     def completed(self, keys: Any) -> None:
         """Phases of these barriers have completed."""

@@ -11,6 +11,7 @@ import pytest
 
 from kernels.common import launch
 from kernels.lsu.copy_async import AsyncCopyConfig
+from kernels.mbarrier.registry import PIPELINES
 from kernels.tma.bulk import BulkConfig
 from smfree.cuda import Device, TraceError
 from smfree.emulator.trace import LaunchTrace
@@ -141,3 +142,36 @@ def test_a_real_gpu_has_no_trace() -> None:
         ):
             pass
         device.is_emulated = True
+
+
+@pytest.mark.parametrize(("spec", "name"), [("emu:h100", "ring"), ("emu:a100", "ring_async")])
+def test_a_wait_ends_when_its_phase_completes_slept_or_polled(spec: str, name: str) -> None:
+    """test_wait in a loop (sm_80) may not wait for what others do later, their stores for instance."""
+    pipeline = PIPELINES[name]
+    with Device.open(spec) as device:
+        x, y = (device.asarray(np.ones(8192, np.float32)) for _ in range(2))
+        dst = device.empty(x.shape, x.dtype)
+        with device.trace() as trace:
+            pipeline.run(dst, x, y, alpha=1.0, config=pipeline.config(4096, 3, work=12, max_ctas=1))
+    (kept,) = trace.launches
+    completed = {(phase.barrier, phase.phase): phase.time for phase in kept.phases}
+    late = [
+        wait.end - completed[wait.on, wait.phase]
+        for wait in kept.waits
+        if wait.phase is not None and wait.phase >= 0 and completed[wait.on, wait.phase] > wait.start
+    ]
+    assert len(late) >= 8
+    assert 0 < min(late) <= max(late) < 100
+
+
+def test_what_cp_async_copied_belongs_to_the_barrier_that_it_arrives_on() -> None:
+    pipeline = PIPELINES["ring_async"]
+    with Device.open("emu:a100") as device:
+        x, y = (device.asarray(np.ones(4096, np.float32)) for _ in range(2))
+        with device.trace() as trace:
+            pipeline.run(
+                device.empty(4096, np.float32), x, y, alpha=1.0, config=pipeline.config(4096, 2, max_ctas=1)
+            )
+    (kept,) = trace.launches
+    copies = [(copy.barrier, copy.num_bytes) for copy in kept.copies]
+    assert copies == [("full[0]", 8192), ("full[1]", 8192)] * 2

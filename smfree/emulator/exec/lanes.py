@@ -249,6 +249,7 @@ class Group:
         "outstanding",
         "pc",
         "pending",
+        "polls",
         "regs",
         "wait",
     )
@@ -264,6 +265,7 @@ class Group:
         self.origin: Join | None = None  # the split that made this group, with the registers it got then
         self.entry: list[Any] | None = None
         self.wait: Any = None  # what a parked group waits for
+        self.polls = False  # the latest look at an mbarrier was a miss
         self.blocks: dict[int, Block] = {}  # by first register: the array a load left them in
 
     def remember(self, registers: tuple[int, ...], values: Any) -> None:

@@ -119,11 +119,15 @@ class StallUnit:
         return went
 
     def wake(self) -> bool:
-        """Spinning groups run again once shared state has changed."""
+        """Spinning groups run again once shared state has changed.
+
+        Whoever polls memory goes on after the latest change, because it is not known which one it waits for.
+        A look at an mbarrier knows the time of its phase.
+        """
         ready = [g for seen, g in self.spinning if seen != self.launch.progress]
         self.spinning = [(seen, g) for seen, g in self.spinning if seen == self.launch.progress]
         for g in ready:
-            if self.launch.clock is not None:
+            if self.launch.clock is not None and not g.polls:
                 w = g.lanes.warp_slice
                 self.launch.time[w] = np.maximum(self.launch.settle(g), self.launch.change_time)
             self.launch.runnable.append(g)

@@ -475,9 +475,11 @@ class SyncUnit:
             launch.copy.waited(_distinct(keys[done]))
             launch.peers.saw_phase(g.lanes, keys, done, narrow=narrow)
         if hits == g.lanes.n:
+            g.polls = False
             g.regs[predicate] = np.bool_(True)
             return True
         if not may_sleep:
+            g.polls = True
             g.regs[predicate] = done
             return True
         wait = MBarrierWait(keys, token, by_parity, predicate, limit_ns, narrow)
