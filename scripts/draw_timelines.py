@@ -111,6 +111,14 @@ PICTURES: Mapping[str, Picture] = {
             "kernels/mbarrier/ring.cu, 3 stages": streaming("ring", 3, work=12, tiles=8),
         },
     ),
+    "ring_async": Picture(
+        "The ring without a TMA",
+        "emu:a100",
+        {
+            "kernels/mbarrier/ring_async.cu, 1 stage": streaming("ring_async", 1, work=12, tiles=8),
+            "kernels/mbarrier/ring_async.cu, 3 stages": streaming("ring_async", 3, work=12, tiles=8),
+        },
+    ),
     "specialised": Picture(
         "Warpgroups with roles: one copies, two compute",
         "emu:h100",
