@@ -35,6 +35,7 @@ __device__ __forceinline__ u32 landed_at(u32 b) { return smem_addr(landed) + b *
 
 __device__ __forceinline__ void pull(u32 to, u32 from, u32 peer) {
   const u32 source = mapa_shared_cluster(buffer_at(from), peer);
+#pragma unroll 4  // loads of a thread in flight
   for (u32 i = threadIdx.x; i < VECTORS; i += THREADS) {
     b32x4 value;
     ld_shared_cluster(value, source + i * 16);

@@ -28,7 +28,18 @@ from kernels.mbarrier.specialised import SpecialisedConfig
 from kernels.tma.bulk import BulkConfig
 from kernels.tma.chain_bulk import BulkChainConfig
 from kernels.tma.chain_tensor import TensorChainConfig
+from kernels.tma.descriptor import DescriptorConfig, Maps
+from kernels.tma.dsmem import DsmemConfig, Path
+from kernels.tma.multicast_bulk import MulticastBulkConfig
+from kernels.tma.multicast_tensor import MulticastTensorConfig
+from kernels.tma.prefetch import Policy
+from kernels.tma.prefetch_bulk import PrefetchBulkConfig
+from kernels.tma.prefetch_tensor import PrefetchTensorConfig
+from kernels.tma.reduce_bulk import ReduceBulkConfig
+from kernels.tma.reduce_tensor import ReduceTensorConfig
+from kernels.tma.swizzle import SWIZZLES, Output, SwizzleConfig
 from kernels.tma.tensor2d import Tensor2dConfig
+from kernels.tma.tensor_nd import TensorNdConfig
 from smfree.cuda import ModuleImage, compile_cuda
 from smfree.cuda.sass import SassFunction
 
@@ -37,7 +48,9 @@ TMA_ARCHS = EVERY_ARCH[1:]
 WIDE_ARCHS = EVERY_ARCH[2:]
 MULTICAST_ARCHS = ("sm_90a", "sm_100a")
 """Where a multicast is an instruction; for sm_120 ptxas makes a call of it."""
-ASYNC_STEMS = frozenset({"LDGSTS", "UBLKCP", "UTMALDG", "UTMASTG"})
+ASYNC_STEMS = frozenset(
+    {"LDGSTS", "STAS", "UBLKCP", "UBLKPF", "UBLKRED", "UTMALDG", "UTMAPF", "UTMAREDG", "UTMASTG"}
+)
 
 
 @dataclass(frozen=True)
@@ -139,6 +152,56 @@ def _tma() -> list[Case]:
     return cases
 
 
+def _tma_family() -> list[Case]:
+    """Tensors of every rank, swizzles, reductions, prefetch, descriptors, multicast, DSMEM."""
+    bulk, loads, copies = frozenset({"UBLKCP"}), frozenset({"UTMALDG"}), frozenset({"UTMALDG", "UTMASTG"})
+    cases = [
+        Case(f"tensor-{rank}d", TensorNdConfig((*(2,) * (rank - 1), 16)), TMA_ARCHS, copies)
+        for rank in range(1, 6)
+    ]
+    cases += [
+        Case(f"swizzle-{kind.name}-{output.name}", SwizzleConfig(kind, output), TMA_ARCHS, loads)
+        for kind in SWIZZLES
+        for output in Output
+    ]
+    cases += [
+        Case("reduce-bulk", ReduceBulkConfig(), TMA_ARCHS, bulk | {"UBLKRED"}),
+        Case("reduce-tensor", ReduceTensorConfig(), TMA_ARCHS, loads | {"UTMAREDG"}),
+    ]
+    for policy in Policy:
+        cases += [
+            Case(f"bulk-{policy.name}", PrefetchBulkConfig(ahead=0, policy=policy), TMA_ARCHS, bulk),
+            Case(
+                f"bulk-{policy.name}-ahead", PrefetchBulkConfig(policy=policy), TMA_ARCHS, bulk | {"UBLKPF"}
+            ),
+            Case(f"tensor-{policy.name}", PrefetchTensorConfig(ahead=0, policy=policy), TMA_ARCHS, copies),
+            Case(
+                f"tensor-{policy.name}-ahead",
+                PrefetchTensorConfig(policy=policy),
+                TMA_ARCHS,
+                copies | {"UTMAPF"},
+            ),
+        ]
+    cases += [Case(f"maps-{maps.name}", DescriptorConfig(maps=maps), TMA_ARCHS, copies) for maps in Maps]
+    for cluster, shared in ((2, True), (8, True), (4, False)):
+        archs, name = MULTICAST_ARCHS if shared else TMA_ARCHS, "multicast" if shared else "apart"
+        cases += [
+            Case(
+                f"{name}-bulk-{cluster}", MulticastBulkConfig(cluster=cluster, multicast=shared), archs, bulk
+            ),
+            Case(
+                f"{name}-tensor-{cluster}",
+                MulticastTensorConfig(cluster=cluster, multicast=shared),
+                archs,
+                copies,
+            ),
+        ]
+    stems = {Path.PULL: bulk, Path.PUSH: bulk | {"STAS"}, Path.BULK: bulk}
+    return cases + [
+        Case(f"dsmem-{path.name}", DsmemConfig(path=path), TMA_ARCHS, stems[path]) for path in Path
+    ]
+
+
 def _core() -> list[Case]:
     """Ping-pong, the two rings, and the lesson in phases."""
     bulk, ldgsts = frozenset({"UBLKCP"}), frozenset({"LDGSTS"})
@@ -191,6 +254,6 @@ def _mbarrier() -> list[Case]:
     return cases + [Case(f"matmul-{n}stages", MatmulConfig(n), TMA_ARCHS, loads) for n in (1, 2, 3, 4, 8)]
 
 
-CASES = _lsu() + _tma() + _mbarrier()
+CASES = _lsu() + _tma() + _tma_family() + _mbarrier()
 COMPILED = [(case, arch) for case in CASES for arch in case.archs]
 COMPILED_IDS = [f"{case.name}-{arch}" for case, arch in COMPILED]

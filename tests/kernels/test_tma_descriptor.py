@@ -12,7 +12,19 @@ from kernels.common import ConfigError, OperandError
 from kernels.tma import descriptor
 from kernels.tma.descriptor import DescriptorConfig, Maps
 from smfree.cuda import Device
-from tests.kernels.tma_kit import every_schedule, every_spec, faults, filled, mutated, random_array, same_bits
+from tests.kernels.pairwise import Row
+from tests.kernels.tma_kit import (
+    CTAS,
+    SIZES,
+    extent,
+    faults,
+    filled,
+    mutated,
+    opened,
+    random_array,
+    same_bits,
+    sweep,
+)
 
 CONFIG = DescriptorConfig(box_rows=8, box_cols=16, num_stages=2, max_ctas=2)
 SHAPES = [(8, 16), (1, 4), (19, 40), (7, 16), (33, 4), (8, 36), (25, 64)]
@@ -51,18 +63,16 @@ def test_groups_may_be_copied_again(maps: Maps, tma_device: Device) -> None:
         same_bits(dst.numpy(), matrix + 1)
 
 
-@every_schedule
-@every_spec
-@every_maker
-def test_every_schedule(maps: Maps, spec: str, schedule: str, seed: int) -> None:
-    """Two CTAs edit their maps again for every group, and their rings wrap within and across groups."""
-    with Device.open(spec, schedule=schedule, seed=seed) as device:
-        check(device, replace(CONFIG, maps=maps, num_stages=1 + seed % 3))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    sweep(metafunc, num_stages=range(1, 9), size=SIZES, maps=list(Maps), num_groups=(1, 2, 5))
 
 
-@pytest.mark.parametrize("num_stages", range(1, 9))
-def test_every_depth_of_the_ring(num_stages: int, tma_device: Device) -> None:
-    check(tma_device, replace(CONFIG, num_stages=num_stages, max_ctas=1))
+def test_every_combination(row: Row) -> None:
+    """Two CTAs edit their maps again for every group; their rings wrap within and across groups."""
+    stages = row["num_stages"]
+    shapes = [(extent(row["size"], 8, stages), 12), *SHAPES][: row["num_groups"]]
+    with opened(row) as device:
+        check(device, replace(CONFIG, maps=row["maps"], num_stages=stages, max_ctas=CTAS), shapes)
 
 
 @pytest.mark.parametrize("schedule", ["timed", "min-pc", "async-latest"])

@@ -14,14 +14,18 @@ from kernels.tma.prefetch import Policy
 from kernels.tma.prefetch_bulk import PrefetchBulkConfig
 from kernels.tma.prefetch_tensor import PrefetchTensorConfig
 from smfree.cuda import Device
+from tests.kernels.pairwise import Row
 from tests.kernels.tma_kit import (
-    every_schedule,
-    every_spec,
+    CTAS,
+    SIZES,
+    extent,
     faults,
     filled,
     mutated,
+    opened,
     random_array,
     same_bits,
+    sweep,
 )
 
 TILE = 1024
@@ -38,37 +42,31 @@ def check(device: Device, form: str, config: Any, shape: tuple[int, ...], dtype:
     same_bits(dst.numpy(), data)
 
 
-@pytest.mark.parametrize("policy", list(Policy))
-@pytest.mark.parametrize("ahead", [0, 2, 3, 9])
-@pytest.mark.parametrize("length", [1, 16, TILE - 1, TILE, TILE + 1, 21 * TILE + 77])
-def test_bulk_lengths_around_the_tile(length: int, ahead: int, policy: Policy, tma_device: Device) -> None:
-    check(tma_device, "bulk", replace(BULK, ahead=ahead, policy=policy, max_ctas=3), (length,), np.uint8)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    axes: dict[str, Any] = {"form": list(COPIES), "policy": list(Policy), "ahead": (0, 1, 2, 5)}
+    sweep(metafunc, num_stages=range(1, 9), size=SIZES, **axes)
 
 
-@pytest.mark.parametrize("policy", list(Policy))
-@pytest.mark.parametrize("ahead", [0, 2, 9])
+def test_every_combination(row: Row) -> None:
+    """``ahead`` counts from the last tile in flight."""
+    stages, form = row["num_stages"], row["form"]
+    ahead = row["ahead"] and stages + row["ahead"] - 1
+    config = replace(COPIES[form][1], num_stages=stages, ahead=ahead, policy=row["policy"], max_ctas=CTAS)
+    with opened(row) as device:
+        if form == "bulk":
+            check(device, form, config, (extent(row["size"], TILE, stages),), np.uint8)
+        else:
+            check(device, form, config, (extent(row["size"], 8, stages), 28))
+
+
 @pytest.mark.parametrize("shape", [(1, 4), (8, 32), (9, 36), (67, 80)])
-def test_tensor_shapes_around_the_box(
-    shape: tuple[int, int], ahead: int, policy: Policy, tma_device: Device
-) -> None:
-    check(tma_device, "tensor", replace(TENSOR, ahead=ahead, policy=policy, max_ctas=3), shape)
+def test_matrices_around_the_box(shape: tuple[int, int], tma_device: Device) -> None:
+    check(tma_device, "tensor", TENSOR, shape)
 
 
-@every_schedule
-@every_spec
-@pytest.mark.parametrize("form", list(COPIES))
-def test_every_schedule_with_rings_that_wrap(form: str, spec: str, schedule: str, seed: int) -> None:
-    policy = list(Policy)[seed % 3]
-    config = replace(COPIES[form][1], num_stages=1 + seed % 3, policy=policy, max_ctas=2)
-    with Device.open(spec, schedule=schedule, seed=seed) as device:
-        check(device, form, config, (100, 36))
-
-
-@pytest.mark.parametrize("num_stages", range(1, 9))
-@pytest.mark.parametrize("form", list(COPIES))
-def test_every_depth_of_the_ring(form: str, num_stages: int, tma_device: Device) -> None:
-    config = replace(COPIES[form][1], num_stages=num_stages, ahead=8, max_ctas=1)
-    check(tma_device, form, config, (19 * 8, 32))
+@pytest.mark.parametrize("length", [15, 16, 17, 21 * TILE + 77])
+def test_bytes_that_fill_no_16_byte_unit(length: int, tma_device: Device) -> None:
+    check(tma_device, "bulk", BULK, (length,), np.uint8)
 
 
 @pytest.mark.parametrize("form", list(COPIES))

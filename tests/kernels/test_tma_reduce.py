@@ -12,14 +12,8 @@ from kernels.tma import reduce_bulk, reduce_tensor
 from kernels.tma.reduce_bulk import ReduceBulkConfig
 from kernels.tma.reduce_tensor import ReduceTensorConfig
 from smfree.cuda import Device
-from tests.kernels.tma_kit import (
-    every_schedule,
-    every_spec,
-    faults,
-    mutated,
-    random_array,
-    same_bits,
-)
+from tests.kernels.pairwise import Row
+from tests.kernels.tma_kit import CTAS, SIZES, extent, faults, mutated, opened, random_array, same_bits, sweep
 
 TILE = 1024
 FLOATS = TILE // 4
@@ -53,37 +47,21 @@ def check_tensor(
     same_bits(dst.numpy(), before + parts.sum(0, dtype=dtype))
 
 
-@pytest.mark.parametrize("length", [1, 3, 4, FLOATS - 1, FLOATS, FLOATS + 1, 5 * FLOATS + 6])
-def test_bulk_lengths_around_the_tile(length: int, tma_device: Device) -> None:
-    config = ReduceBulkConfig(tile_bytes=TILE, num_stages=2, max_ctas=4)
-    check_bulk(tma_device, config, 1, length)
-    check_bulk(tma_device, config, 5, length, pitch=-(-length // 4) * 4 + 8)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    sweep(metafunc, num_stages=range(1, 9), size=SIZES, num_parts=(1, 2, 5), form=("bulk", "tensor"))
 
 
-@every_schedule
-@every_spec
-def test_bulk_under_every_schedule_with_rings_that_wrap(spec: str, schedule: str, seed: int) -> None:
-    """Three CTAs add nine parts to the same dst."""
-    config = ReduceBulkConfig(tile_bytes=TILE, num_stages=1 + seed % 3, max_ctas=3)
-    with Device.open(spec, schedule=schedule, seed=seed) as device:
-        check_bulk(device, config, 9, 2 * FLOATS + 24)
-
-
-@pytest.mark.parametrize("num_stages", range(1, 9))
-def test_every_depth_of_the_ring(num_stages: int, tma_device: Device) -> None:
-    check_bulk(
-        tma_device, ReduceBulkConfig(tile_bytes=TILE, num_stages=num_stages, max_ctas=1), 7, 3 * FLOATS
-    )
-    config = ReduceTensorConfig(box_rows=8, box_cols=16, num_stages=num_stages, max_ctas=1)
-    check_tensor(tma_device, config, (7, 19, 24), np.int32)
-
-
-@every_schedule
-@every_spec
-def test_tensor_under_every_schedule_with_rings_that_wrap(spec: str, schedule: str, seed: int) -> None:
-    config = ReduceTensorConfig(box_rows=8, box_cols=16, num_stages=1 + seed % 3, max_ctas=3)
-    with Device.open(spec, schedule=schedule, seed=seed) as device:
-        check_tensor(device, config, (5, 19, 24), np.int32, seed)
+def test_every_combination(row: Row) -> None:
+    """Two CTAs add the parts to the same dst."""
+    stages, parts = row["num_stages"], row["num_parts"]
+    with opened(row) as device:
+        if row["form"] == "bulk":
+            config = ReduceBulkConfig(tile_bytes=TILE, num_stages=stages, max_ctas=CTAS)
+            length = extent(row["size"], FLOATS, stages)
+            check_bulk(device, config, parts, length, pitch=-(-length // 4) * 4 + 8)
+        else:
+            boxes = ReduceTensorConfig(box_rows=8, box_cols=16, num_stages=stages, max_ctas=CTAS)
+            check_tensor(device, boxes, (parts, extent(row["size"], 8, stages), 12), np.int32)
 
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.uint64, np.float32, np.float16])

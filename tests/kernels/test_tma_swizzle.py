@@ -12,7 +12,19 @@ from kernels.common import ConfigError, OperandError
 from kernels.tma import swizzle
 from kernels.tma.swizzle import Output, SwizzleConfig
 from smfree.cuda import Device, Swizzle
-from tests.kernels.tma_kit import every_schedule, every_spec, faults, filled, mutated, random_array, same_bits
+from tests.kernels.pairwise import Row
+from tests.kernels.tma_kit import (
+    CTAS,
+    SIZES,
+    extent,
+    faults,
+    filled,
+    mutated,
+    opened,
+    random_array,
+    same_bits,
+    sweep,
+)
 
 #: PTX ISA, "Swizzling Modes": which 16-byte chunk of a 128-byte line lies where, line by line.
 LINES = {
@@ -41,7 +53,7 @@ def as_stored(matrix: np.ndarray, config: SwizzleConfig) -> np.ndarray:
     padded = np.zeros((down * rows, across * cols), matrix.dtype)
     padded[: matrix.shape[0], : matrix.shape[1]] = matrix
     tiles = padded.reshape(down, rows, across, cols).swapaxes(1, 2).reshape(-1, rows * cols)
-    chunks = np.ascontiguousarray(tiles).reshape(down * across, -1, 8, 4)
+    chunks = np.ascontiguousarray(tiles).reshape(down * across, config.tile_bytes // 128, 8, 4)
     table = np.array([[int(c) for c in line] for line in LINES[config.swizzle]])
     places = table[np.arange(chunks.shape[1]) % len(table)]
     stored = np.take_along_axis(chunks, places[None, :, :, None], axis=2)
@@ -74,20 +86,22 @@ def test_every_swizzle_lies_and_reads_as_the_isa_draws_it(
         check(tma_device, config, shape, seed)
 
 
-@every_schedule
-@every_spec
-def test_every_schedule_with_rings_that_wrap(spec: str, schedule: str, seed: int) -> None:
-    kind = (Swizzle.B128, Swizzle.B64, Swizzle.B32)[seed % 3]
-    config = SwizzleConfig(kind, Output.TRANSPOSED, 32, num_stages=1 + seed % 3, threads=64, max_ctas=2)
-    with Device.open(spec, schedule=schedule, seed=seed) as device:
-        check(device, config, (200, 72), seed)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    kinds = [kind for kind in swizzle.SWIZZLES if kind not in swizzle.ATOMS]
+    sweep(metafunc, num_stages=range(1, 9), size=SIZES, kind=kinds, output=list(Output), threads=(32, 96))
 
 
-@pytest.mark.parametrize("num_stages", range(1, 9))
-def test_every_depth_of_the_ring(num_stages: int) -> None:
-    with Device.open("emu:h100") as device:
-        config = SwizzleConfig(Swizzle.B64, box_rows=32, num_stages=num_stages, threads=32, max_ctas=1)
-        check(device, config, (32 * 19, 16))
+def test_every_combination(row: Row) -> None:
+    config = SwizzleConfig(
+        row["kind"],
+        row["output"],
+        box_rows=32,
+        threads=row["threads"],
+        num_stages=row["num_stages"],
+        max_ctas=CTAS,
+    )
+    with opened(row) as device:
+        check(device, config, (extent(row["size"], 32, row["num_stages"]), config.row_elements - 4))
 
 
 @pytest.mark.parametrize("kind", list(WAVEFRONTS))

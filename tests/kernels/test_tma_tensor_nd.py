@@ -13,14 +13,18 @@ from kernels.common import ConfigError, OperandError
 from kernels.tma import tensor_nd
 from kernels.tma.tensor_nd import TensorNdConfig
 from smfree.cuda import Device, OobFill, TensorMapError
+from tests.kernels.pairwise import Row
 from tests.kernels.tma_kit import (
-    every_schedule,
-    every_spec,
+    CTAS,
+    SIZES,
+    extent,
     faults,
     filled,
     mutated,
+    opened,
     random_array,
     same_bits,
+    sweep,
 )
 
 BOXES = {1: (64,), 2: (8, 16), 3: (4, 6, 8), 4: (3, 2, 4, 8), 5: (2, 3, 2, 2, 16)}
@@ -71,26 +75,20 @@ def test_whole_tensors_of_every_rank_and_element_size(rank: int, dtype: Any, tma
     check(tma_device, TensorNdConfig(box, size, num_stages=2), shape, shape, dtype=dtype, seed=rank)
 
 
-@every_schedule
-@every_spec
-@pytest.mark.parametrize("rank", list(BOXES))
-def test_every_schedule_with_rings_that_wrap(rank: int, spec: str, schedule: str, seed: int) -> None:
-    """Two CTAs share the tiles, so each stage is used again; the region starts before src or past its end."""
-    start = (-2, 1, -1, 2, -4)[-rank:]
-    config = TensorNdConfig(BOXES[rank], num_stages=1 + (rank + seed) % 3, max_ctas=2)
-    with Device.open(spec, schedule=schedule, seed=seed) as device:
-        check(device, config, SHAPES[rank], SHAPES[rank], start, seed=seed)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    sweep(metafunc, num_stages=range(1, 9), rank=list(BOXES), size=SIZES, shift=(0, -1, 1))
 
 
-@pytest.mark.parametrize("num_stages", range(1, 9))
-def test_every_depth_of_the_ring(num_stages: int, tma_device: Device) -> None:
-    check(tma_device, TensorNdConfig((4, 8), num_stages=num_stages, max_ctas=1), (80, 16), (77, 16))
-
-
-@pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 40, 61])
-def test_extents_around_the_tile(rows: int, tma_device: Device) -> None:
-    config = TensorNdConfig((8, 16), num_stages=2, max_ctas=2)
-    check(tma_device, config, (64, 32), (rows, 32), seed=rows)
+def test_every_combination(row: Row) -> None:
+    """The outermost extent goes around the box, the region starts before, at or inside src."""
+    rank, box = row["rank"], BOXES[row["rank"]]
+    unit = 4 if rank == 1 else 1
+    inner = box[1:] if row["size"] == "wraps" else SHAPES[rank][1:]
+    shape = (extent(row["size"], box[0], row["num_stages"], unit), *inner)
+    start = (unit * row["shift"], *(0,) * (rank - 1))
+    config = TensorNdConfig(box, num_stages=row["num_stages"], max_ctas=CTAS)
+    with opened(row) as device:
+        check(device, config, SHAPES[rank], shape, start)
 
 
 @pytest.mark.parametrize("steps", [(2, 1), (3, 1), (8, 1), (2, 3, 1), (1, 2, 4, 1)])

@@ -1,16 +1,18 @@
-"""What the tests of the TMA kernels share: schedules, devices, the mutation of one line of a kernel."""
+"""What the tests of the TMA kernels share: sweeps over schedules and devices, the mutation of one line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from enum import Enum
 from typing import Any
 
 import numpy as np
 import pytest
 
 from smfree.cuda import CudaSource, Device, DeviceArray, KernelFaultError
+from tests.kernels import pairwise
 
 SCHEDULES = [
     ("timed", 0),
@@ -22,12 +24,36 @@ SCHEDULES = [
     ("random", 2),
     ("random", 3),
 ]
-SCHEDULE_IDS = [f"{name}{seed or ''}" for name, seed in SCHEDULES]
 SPECS = ("emu:h100", "emu:b200")
 """Emulated devices that have a TMA."""
+SIZES = ("0", "1", "tile-1", "tile", "tile+1", "ragged", "wraps")
+CTAS = 2
+"""At most so many CTAs share the tiles of a sweep, so that their rings wrap."""
 
-every_schedule = pytest.mark.parametrize(("schedule", "seed"), SCHEDULES, ids=SCHEDULE_IDS)
-every_spec = pytest.mark.parametrize("spec", SPECS)
+
+def sweep(metafunc: pytest.Metafunc, **axes: Sequence[Any]) -> None:
+    """Run the test's ``row`` over emulated devices, schedules and ``axes``: pairs, or all combinations."""
+    if "row" in metafunc.fixturenames:
+        rows = pairwise.rows({"spec": SPECS, "schedule": SCHEDULES, **axes}, metafunc.config)
+        metafunc.parametrize("row", rows, ids=["-".join(map(_shown, row.values())) for row in rows])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "".join(str(part) for part in value if part)
+    return value.name if isinstance(value, Enum) else str(value)
+
+
+def opened(row: pairwise.Row) -> Device:
+    """The device of a row, under its schedule."""
+    schedule, seed = row["schedule"]
+    return Device.open(row["spec"], schedule=schedule, seed=seed)
+
+
+def extent(size: str, tile: int, num_stages: int = 1, unit: int = 1) -> int:
+    """A length around a tile, in steps of ``unit``; ``wraps`` uses each stage of each CTA three times."""
+    around = {"0": 0, "1": unit, "tile-1": tile - unit, "tile": tile, "tile+1": tile + unit}
+    return around.get(size, (2 if size == "ragged" else 3 * num_stages * CTAS) * tile + unit)
 
 
 def random_array(shape: tuple[int, ...], dtype: Any, seed: int) -> np.ndarray:
