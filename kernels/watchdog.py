@@ -36,6 +36,7 @@ EMULATED_LIMIT_NS = 200_000
 CAPACITY = 1024
 """Records kept; each waiting thread writes one."""
 
+_DEVICEMAP = 0x02  # CU_MEMHOSTREGISTER_DEVICEMAP
 _MEMORY = Path("/dev/shm")  # a file there is memory, whose pages a driver can lock
 _HEADER = np.dtype([("claimed", "<u4"), ("capacity", "<u4"), ("padding", "<u8")])
 _RECORD = np.dtype(
@@ -126,10 +127,14 @@ class WatchedDevice(Device):
         self._names: list[_ModuleNames] = []
         log[: _HEADER.itemsize].view(_HEADER)["capacity"] = CAPACITY
         address = int(log.ctypes.data)
-        self.calls(
-            "cuMemHostRegister", address, LOG_BYTES, 0x02, bytes=LOG_BYTES
-        )  # CU_MEMHOSTREGISTER_DEVICEMAP
+        self.calls("cuMemHostRegister", address, LOG_BYTES, _DEVICEMAP, bytes=LOG_BYTES)
         self._log_ptr = int(self.calls("cuMemHostGetDevicePointer", address, 0))
+
+    def close(self) -> None:
+        """As Device.close; the log is the host's alone again."""
+        self.calls.quiet("cuCtxSynchronize")
+        self.calls.quiet("cuMemHostUnregister", int(self._log.ctypes.data))
+        super().close()
 
     def compile(self, source: CudaSource | TritonSource) -> Module:
         """As Device.compile; a CUDA source with the bounded waits."""

@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tma_bulk(u8* dst, const u8
 
     u32 s = 0, phase = 0;
     for (u64 tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
-      while (!mbarrier_try_wait_parity(full_at(s), phase)) {}
+      wait_parity(full_at(s), phase);
       cp_async_bulk_global_shared(dst + tile * TILE_BYTES, stage_at(s), bytes_of(tile, bulk_bytes));
       cp_async_bulk_commit_group();
       if (request < num_tiles) {

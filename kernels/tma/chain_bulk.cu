@@ -37,7 +37,7 @@ __device__ __forceinline__ void load_tile(u32 slot, const u8* src, u32 phase) {
   }
   fence_proxy_async_shared_cta();  // my read of the last index comes before the copy that overwrites it
   if (threadIdx.x == 0) {
-    while (!mbarrier_try_wait_parity(smem_addr(&full), phase)) {}
+    wait_parity(smem_addr(&full), phase);
   }
   __syncthreads();
 }

@@ -57,7 +57,7 @@ tma_tensor2d(const __grid_constant__ TensorMap dst_map, const __grid_constant__ 
 
     u32 s = 0, phase = 0;
     for (u64 tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
-      while (!mbarrier_try_wait_parity(full_at(s), phase)) {}
+      wait_parity(full_at(s), phase);
       cp_async_bulk_tensor_2d_global_shared(&dst_map, 0, (u32)tile * BOX_ROWS, stage_at(s));
       cp_async_bulk_commit_group();
       if (request < num_tiles) {

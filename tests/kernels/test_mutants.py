@@ -75,7 +75,7 @@ EARLY = {
     "bulk tile stored without waiting for it": Mutant(
         "tma.bulk",
         BulkConfig(TILE, 2),
-        "while (!mbarrier_try_wait_parity(full_at(s), phase)) {}",
+        "wait_parity(full_at(s), phase);",
         "",
         ("cp.async.bulk", "bulk.cu"),
     ),
