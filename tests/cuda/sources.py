@@ -29,6 +29,19 @@ extern "C" __global__ void reverse(unsigned* dst, const unsigned* src, unsigned 
 CLUSTER = """
 extern "C" __global__ void __cluster_dims__(2, 1, 1) paired(unsigned* p) { p[blockIdx.x] = blockIdx.x; }
 """
+CLUSTER_RING = """
+extern "C" __global__ void next_rank(unsigned* out) {  // the builtins behind cooperative groups
+  __shared__ unsigned mine;
+  const unsigned rank = __clusterRelativeBlockRank(), size = __clusterSizeInBlocks();
+  if (threadIdx.x == 0) mine = rank;
+  __cluster_barrier_arrive();
+  __cluster_barrier_wait();
+  const unsigned* theirs = (const unsigned*)__cluster_map_shared_rank(&mine, (rank + 1) % size);
+  if (threadIdx.x == 0) out[__clusterIdx().x * size + rank] = *theirs;
+  __cluster_barrier_arrive();
+  __cluster_barrier_wait();
+}
+"""
 FACTS = """
 extern "C" __global__ void plain(float* p) { p[threadIdx.x] = 1.f; }
 extern "C" __global__ void shared(float* p) {

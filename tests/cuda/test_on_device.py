@@ -20,7 +20,7 @@ from smfree.cuda import (
     TritonSource,
 )
 from tests.cuda import triton_kernels as kernels
-from tests.cuda.sources import ABI, COPY, DYNAMIC, FACTS, TENSOR_LOAD, source
+from tests.cuda.sources import ABI, CLUSTER_RING, COPY, DYNAMIC, FACTS, TENSOR_LOAD, source
 from tests.cuda.test_triton import descriptor_source, pointer_source
 
 RNG = np.random.default_rng(7)
@@ -42,6 +42,19 @@ def test_capabilities_of_the_profiles(emulated: Device) -> None:
         assert caps.max_shared_bytes_per_block == 163 * 1024
     assert caps.peak_memory_gbps > 1000 and caps.sm_clock_mhz > 1000
     assert emulated.emulator is not None and emulated.clock_source == "modelled"
+
+
+@pytest.mark.parametrize("cluster", [(2, 1, 1), (4, 2, 1), (16, 1, 1)])
+def test_clusters_read_each_others_shared_memory(h100: Device, cluster: tuple[int, int, int]) -> None:
+    """Also above the portable size: the host asks for it by itself."""
+    kernel = h100.compile(source(CLUSTER_RING)).kernel()
+    grid, size = (cluster[0] * 3, cluster[1], 1), cluster[0] * cluster[1]
+    out = h100.empty((3, size), np.uint32)
+    kernel.launch(grid, 32, [out], cluster=cluster)
+    assert (out.numpy() == np.roll(np.arange(size), -1)).all()
+    assert kernel.max_active_clusters(cluster, 1024) == 2 * 132 // size
+    with pytest.raises(LaunchError, match="is not divisible by the cluster"):
+        kernel.launch((cluster[0] * 3 + 1, cluster[1], 1), 32, [out], cluster=cluster)
 
 
 def test_arrays_streams_and_events(emulated: Device) -> None:

@@ -170,12 +170,19 @@ def test_threads_that_have_exited_are_not_waited_for(schedule: str) -> None:
     assert got.out.reshape(2, 64)[0].tolist() == list(range(64))
 
 
-def test_an_exit_completes_the_barrier_for_those_who_wait() -> None:
-    body = (
-        f"setp.eq.u32 %p1, %r3, 1;\n@%p1 nanosleep.u32 9000;\n@%p1 ret;\n{SYNC}\nst.global.u32 [%rd3], %r2;"
-    )
-    for schedule in ("min-pc", "timed", "random"):
-        assert run(body, schedule=schedule, zero_out=True).out[:32].tolist() == list(range(32))
+@every_schedule
+def test_an_exit_completes_the_barrier_for_those_who_wait(schedule: str) -> None:
+    body = f"""
+    setp.eq.u32 %p1, %r3, 1;
+    @%p1 nanosleep.u32 9000;
+    @%p1 ret;
+    {SYNC}
+    mov.u32 %r10, {"%clock" if schedule == "timed" else "9000000"};
+    st.global.u32 [%rd3], %r10;
+    """
+    got = run(body, schedule=schedule, zero_out=True)
+    assert got.out[:32].min() > 9000 * Machine().device.profile.device.sm_clock_mhz / 1000
+    assert not got.out[32:].any()
 
 
 def test_arriving_twice_is_an_error() -> None:
@@ -395,6 +402,92 @@ def test_a_wrong_address_is_named_with_its_cta(text: str, phrases: tuple[str, ..
     with report(*phrases, rule=rule, kind=MemoryFault):
         run(body, shared=_DATA, block=1)
     run(body.replace(mapa, clean), shared=_DATA, block=1)
+
+
+# ------------------------------------------------------------------------------------------- remote mbarriers
+
+
+@every_schedule
+@pytest.mark.parametrize("generic", [False, True])
+def test_every_operation_that_may_be_remote_reaches_the_peers_mbarrier(schedule: str, generic: bool) -> None:
+    """CTA 1 waits three phases of its barrier of 3 arrivals, all of which CTA 0 completes:
+    arrivals with and without a count, announced and completed bytes, and a drop."""
+    space, a = ("", "%rd12") if generic else (".shared::cluster", "%r12")
+    op = "mbarrier.{}.cluster{}.b64".format
+    arrive, release = op("arrive.release", space), op("arrive.expect_tx.release", space)
+    body = f"""
+    setp.eq.u32 %p1, %r3, 1;
+    @%p1 mbarrier.init.shared.b64 [bar], 3;
+    fence.mbarrier_init.release.cluster;
+    mapa.shared::cluster.u32 %r12, bar, 1;
+    mov.u32 %r13, bar;
+    cvt.u64.u32 %rd10, %r13;
+    cvta.shared.u64 %rd10, %rd10;
+    mapa.u64 %rd12, %rd10, 1;
+    {SYNC}
+    @%p1 bra WAIT;
+    {arrive} _, [{a}];
+    {arrive} _, [{a}], 2;
+    {SYNC}
+    {release} _, [{a}], 64;
+    {op("expect_tx.relaxed", space)} [{a}], 32;
+    {arrive} _, [{a}], 2;
+    {op("complete_tx.relaxed", space)} [{a}], 96;
+    {SYNC}
+    {op("arrive_drop.release", space)} _, [{a}];
+    {op("arrive_drop.expect_tx.release", space)} _, [{a}], 16;
+    {op("complete_tx.relaxed", space)} [{a}], 16;
+    {arrive} _, [{a}];
+    {SYNC}
+    {arrive} _, [{a}];
+    bra END;
+    WAIT:
+    mov.u32 %r14, 0;
+    AGAIN:
+    and.b32 %r15, %r14, 1;
+    TRY:
+    mbarrier.try_wait.parity.acquire.cluster.shared.b64 %p2, [bar], %r15;
+    @!%p2 bra TRY;
+    add.u32 %r14, %r14, 1;
+    setp.lt.u32 %p3, %r14, 4;
+    @!%p3 bra DONE;
+    {SYNC}
+    bra AGAIN;
+    DONE:
+    st.global.u32 [%rd3], %r14;
+    END:
+    {SYNC}
+    """
+    got = run(body, shared=".shared .b64 bar;", block=1, schedule=schedule, zero_out=True)
+    assert got.out.tolist() == [0, 4]
+    assert got.counters.mbarrier_arrivals == 8
+
+
+@every_schedule
+def test_bytes_missing_at_a_remote_barrier_are_told_with_its_cta(schedule: str) -> None:
+    body = f"""
+    setp.eq.u32 %p1, %r3, 1;
+    @%p1 mbarrier.init.shared.b64 [bar], 2;
+    fence.mbarrier_init.release.cluster;
+    mapa.shared::cluster.u32 %r12, bar, 1;
+    {SYNC}
+    @!%p1 mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%r12], 64;
+    @%p1 mbarrier.arrive.shared.b64 _, [bar];
+    TRY:
+    @%p1 mbarrier.try_wait.parity.acquire.cluster.shared.b64 %p2, [bar], 0;
+    @%p1 bra CHECK;
+    bra END;
+    CHECK:
+    @!%p2 bra TRY;
+    END:
+    {SYNC}
+    """
+    with report(
+        "bar of CTA 1, phase 0 (parity 0): 64 of 64 bytes missing, 0 of 2 arrivals missing (arrived: CTA 0, "
+        "CTA 1)",
+        kind=Deadlock,
+    ):
+        run(body, shared=".shared .b64 bar;", block=1, schedule=schedule)
 
 
 # -------------------------------------------------------------------------------------------------- timing

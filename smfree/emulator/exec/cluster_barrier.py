@@ -80,12 +80,14 @@ class ClusterBarrier:
 
     def lanes_left(self, g: Group) -> None:
         """Threads exited: nobody waits for them any more."""
-        if not self.used:
+        if self.size == 1 and not self.used:
             return
         lanes = g.lanes
         gone = np.flatnonzero(self.place[lanes.ids] == ARRIVED)
         np.subtract.at(self.arrived, lanes.slot[gone] // self.size, 1)
         self.place[lanes.ids] = AWAY
+        if self.launch.clock is not None:  # what waited only for them goes on from here
+            np.maximum.at(self.latest, self._of_warps(g), self.launch.settle(g))
         self._complete(np.unique(lanes.slots // self.size))
 
     def check(self, g: Group, *, arrives: bool) -> None:
