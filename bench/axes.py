@@ -107,18 +107,18 @@ class PipelineAxes:
 
 PIPELINE: Mapping[Axes, PipelineAxes] = {
     Axes.QUICK: PipelineAxes(
-        pipelines=("pingpong", "ring", "specialised", "persistent"),
+        pipelines=("pingpong", "ring", "specialised", "ring_async"),
         swept=("ring",),
         tile_bytes=(4 * KIB,),
         num_stages=(1, 2, 4),
-        ratios=(1.0, 2.0, 4.0),
+        ratios=(1.0, 4.0),
         ratio_stages=(2,),
         max_ctas=4,
-        tiles_per_cta=16,
+        tiles_per_cta=12,
     ),
     Axes.FULL: PipelineAxes(
-        pipelines=("pingpong", "ring", "specialised", "persistent"),
-        swept=("pingpong", "ring", "specialised", "persistent"),
+        pipelines=tuple(PIPELINES),
+        swept=tuple(PIPELINES),
         tile_bytes=(4 * KIB, 16 * KIB),
         num_stages=tuple(range(1, 9)),
         ratios=(0.25, 0.5, 1.0, 2.0, 4.0),

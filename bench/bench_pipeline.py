@@ -120,7 +120,7 @@ def bench_pipeline(measure: Measure, point: PipelinePoint) -> None:
                 "shared_bytes": config.shared_bytes,
                 "bytes_in_flight_per_cta": config.bytes_in_flight_per_cta,
             },
-            launch_cancels=point.half is not Half.BOTH,
+            launch_cancels=True,
             cost=resources(kernel, config.threads, config.shared_bytes, capabilities),
         ),
         lambda _, stream: run(point, config, arrays, stream),
