@@ -3,8 +3,9 @@
 At launch every warp owns as many registers per thread as the kernel was compiled for. ``.dec`` puts what a
 warp no longer owns into the pool of its CTA; ``.inc`` takes from there and parks the warp until the pool has
 enough. Each warp of a warpgroup (four warps from a multiple of four on) acts by itself, but all four have to
-execute the same instructions. The registers of warps that have exited do not return: the ISA does not say
-that they do.
+execute the same instructions. Two habits of Triton's warp-specialised kernels pass: the same action and count
+at another place of the program, and an instruction that changes nothing. The registers of warps that have
+exited do not return: the ISA does not say that they do.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ class RegisterWait:
 @visible("setmaxnreg")
 def setmaxnreg(dec: Decoder, ins: ast.Instr) -> Visible:
     dec.only("inc", "dec", "sync", "aligned", "u32")
-    count, unit, sync = dec.constant_value(ins.operands[0]), dec.launch.registers, dec.launch.sync
+    count, unit, warps = dec.constant_value(ins.operands[0]), dec.launch.registers, dec.launch.warps
     if count is None:
         raise dec.wrong("setmaxnreg takes an immediate")
     mask, increase = dec.constant(_ALL_LANES), "inc" in ins.modifiers
 
     def act(g: Group) -> bool:
-        return bool(sync.gather_warp(g, mask, lambda whole: unit.change(whole, count, increase=increase)))
+        return bool(warps.gather(g, mask, lambda whole: unit.change(whole, count, increase=increase)))
 
     return act
 
@@ -63,7 +64,7 @@ class RegisterUnit:
         self.pool = np.zeros(geometry.slots, np.int64)
         self.parked: list[Group] = []
         self._freed = np.zeros(geometry.slots)  # when the pool last grew
-        self._turns = np.zeros(geometry.num_warps, np.int64)  # setmaxnreg instructions executed
+        self._turns = np.zeros(geometry.num_warps, np.int64)  # setmaxnreg that changed what it owns
         self._last_pc = np.full(geometry.num_warps, -1)
         self._reported = False  # that there is no bound
 
@@ -86,11 +87,12 @@ class RegisterUnit:
         if self._bound is None:
             self._report_no_bound()
             return True
-        self._check_warpgroups(g)
         self._check_direction(g, count, increase=increase)
         warps = g.lanes.warps
-        self._turns[warps] += 1
-        self._last_pc[warps] = g.pc
+        changing = self.owned[warps] != count
+        self._check_warpgroups(g, changing)
+        self._turns[warps[changing]] += 1
+        self._last_pc[warps[changing]] = g.pc
         launch = self.launch
         launch.settle(g)
         if increase:
@@ -167,10 +169,12 @@ class RegisterUnit:
             index=int(g.lanes.warp_starts[i]),
         )
 
-    def _check_warpgroups(self, g: Group) -> None:
+    def _check_warpgroups(self, g: Group, changing: Any) -> None:
         """All four warps of a warpgroup take part, with the same instructions, in step."""
         wpc = self.launch.geometry.warps_per_cta
         for i, warp in enumerate(g.lanes.warps.tolist()):
+            if not changing[i]:
+                continue
             slot, number = divmod(warp, wpc)
             first = number // WARPS_PER_GROUP * WARPS_PER_GROUP
             group = slot * wpc + np.arange(first, min(first + WARPS_PER_GROUP, wpc))
@@ -183,12 +187,15 @@ class RegisterUnit:
                     index=index,
                 )
             turns = self._turns[warp]
-            differ = group[(self._turns[group] == turns + 1) & (self._last_pc[group] != g.pc)]
-            if len(differ):
-                there = self.launch.line_of(int(self._last_pc[differ[0]]))
+            instrs = self.launch.kernel.instrs
+            ahead = group[self._turns[group] == turns + 1]
+            differ = [w for w in ahead if instrs[self._last_pc[w]].text != instrs[g.pc].text]
+            if differ:
+                there = int(self._last_pc[differ[0]])
                 raise BarrierFault(
                     f"warp {number} executes another setmaxnreg than warp {int(differ[0]) % wpc} of its "
-                    f"warpgroup, which executed {there}; all four warps must execute the same one",
+                    f"warpgroup, which executed {instrs[there].text} at {self.launch.line_of(there)}; all "
+                    "four warps must execute the same one",
                     rule="setmaxnreg.warpgroup",
                     index=index,
                 )
