@@ -1,9 +1,12 @@
-// wait_parity and wait_parity_cluster with a bound: ptx.cuh takes them from here where WATCHDOG_NS is defined.
+// wait_parity and wait_parity_cluster with a bound: ptx.cuh takes them from here where WATCHDOG_NS is
+// defined.
 //
-// A wait that lasts WATCHDOG_NS nanoseconds writes into host memory who waited for what, and its thread exits.
-// Whoever waits for that thread runs into its own bound, so the kernel ends and the host reads the records
-// (kernels/watchdog.py). Exited threads hold up neither bar.sync of all threads nor barrier.cluster. A bar.sync
-// with a thread count can still hang; then the host's time limit ends the process, and the records stay.
+// A wait that lasts WATCHDOG_NS nanoseconds writes into host memory who waited for what, and its thread
+// exits. Whoever waits for that thread runs into its own bound, so the kernel ends and the host reads the
+// records (kernels/watchdog.py). Exited threads hold up neither bar.sync of all threads nor
+// barrier.cluster. A bar.sync with a thread count may still hang: the ISA ("exit") releases barriers that
+// wait for exited threads alone, but a count names no threads. Then the host's time limit ends the process,
+// and the records stay.
 #pragma once
 
 struct WatchdogRecord {  // kernels/watchdog.py reads this layout

@@ -143,6 +143,33 @@ def test_before_sm_90_the_polling_loop_has_a_bound_too() -> None:
     assert wait.threads == tuple(range(32)) and wait.phase_parity == 0
 
 
+_COUNTED = """
+#include "ptx.cuh"
+extern "C" __global__ void counted() {
+  __shared__ u64 never;
+  if (threadIdx.x == 0) mbarrier_init(smem_addr(&never), 1);
+  __syncthreads();
+  if (threadIdx.x >= 32) wait_parity(smem_addr(&never), 0);
+  bar_sync(1, 64);
+}
+"""
+
+
+def counted(device: Device) -> None:
+    source = CudaSource(KERNELS / "mbarrier" / "counted.cu", text=_COUNTED)
+    device.compile(source).kernel().launch(1, 64, [])
+
+
+def test_a_counted_barrier_that_waits_for_exited_threads_still_hangs_and_the_records_say_why() -> None:
+    report = run_watched(counted, spec="emu:h100")
+    assert (
+        report.outcome.ending is Ending.RAISED
+        and "barrier 1 of CTA 0: 32 of 64 threads" in report.outcome.text
+    )
+    ((wait,),) = (report.waits,)
+    assert (wait.barrier, wait.threads, wait.line) == ("never", tuple(range(32, 64)), 7) and report.hung
+
+
 def test_without_a_log_the_kernel_ends_with_a_fault() -> None:
     config = FaultConfig(fault=Fault.PRODUCER_NOT_REACHED)
     source = CudaSource(config.source.path, {**dict(config.source.defines), "WATCHDOG_NS": 50_000})
