@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.errors import EmulationError
-from smfree.emulator.exec import half
+from smfree.emulator.exec import half, pairs
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.table import Arithmetic, arithmetic
 from smfree.emulator.exec.values import SINT, UINT, is_type, select, storage, typed, width
@@ -45,6 +45,8 @@ def _float(dec: Decoder, ptx_type: str) -> None:
 def add_sub(dec: Decoder, ins: ast.Instr) -> Arithmetic:
     if short := half.half_type(ins):
         return half.add_sub(dec, ins, short)
+    if pairs.PAIR in ins.modifiers:
+        return pairs.computed(dec, ins)
     ptx_type = instruction_type(dec)
     dec.only("rn", ptx_type)
     d, a, b = _binary(dec, ptx_type)
@@ -110,6 +112,8 @@ def mul(dec: Decoder, ins: ast.Instr) -> Arithmetic:
         raise dec.refuse("mul24")
     if short := half.half_type(ins):
         return half.mul(dec, ins, short)
+    if pairs.PAIR in ins.modifiers:
+        return pairs.computed(dec, ins)
     ptx_type = instruction_type(dec)
     dec.only("lo", "hi", "wide", "rn", ptx_type)
     d, a, b = _binary(dec, ptx_type)
@@ -151,6 +155,8 @@ def fma(dec: Decoder, ins: ast.Instr) -> Arithmetic:
     """f32 exactly: the product is exact in double, the sum is rounded to odd there and then to f32."""
     if short := half.half_type(ins):
         return half.fma(dec, ins, short)
+    if pairs.PAIR in ins.modifiers:
+        return pairs.computed(dec, ins)
     ptx_type = instruction_type(dec)
     dec.only("rn", ptx_type)
     if ptx_type != "f32":

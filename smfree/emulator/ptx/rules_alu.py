@@ -51,6 +51,8 @@ def _alu(site: Site) -> Iterator[Finding]:
     opcode, name = site.instr.opcode, site.instr.name
     type_name = site.modifiers[-1] if site.modifiers else ""
     signature, kinds = _SIGNATURES[opcode]
+    if type_name == "f32x2" and site.target.number < 100:
+        yield Finding("ptx.target", f"{name} needs sm_100, the target is {site.target}")
     if type_name[-2:] in ("x2", "x4") or sum(m in TYPE_BYTES for m in site.modifiers) > 1:
         return  # packed and mixed-precision forms have shapes of their own
     if (type_name not in TYPE_BYTES and type_name != "pred") or _kind(type_name) not in kinds:
