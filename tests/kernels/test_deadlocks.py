@@ -8,11 +8,15 @@ docs/cases.md.
 from __future__ import annotations
 
 import re
+from enum import Enum
+from typing import Any
 
 import numpy as np
 import pytest
 
+from kernels.common import ConfigError, OperandError
 from kernels.mbarrier.faults import Ending, Fault, FaultConfig, scale
+from kernels.mbarrier.faults_cluster import ClusterFault, ClusterFaultConfig
 from smfree.cuda import Device, KernelFaultError
 
 TILES = 7  # of two stages: three wraps of the ring and half a round
@@ -160,6 +164,42 @@ def barrier_lines(report: str) -> list[str]:
     assert "deadlock" in report, report
     lines = [line for line in report.splitlines() if re.match(r"\w+\[\d+\] of CTA", line)]
     return [re.sub(r" \(inlined from [^)]*\)| \(PTX line \d+\)", "", line) for line in lines]
+
+
+@pytest.mark.parametrize(("config", "faults"), [(FaultConfig(), Fault), (ClusterFaultConfig(), ClusterFault)])
+def test_the_kernel_and_its_wrapper_know_the_same_faults(config: Any, faults: type[Enum]) -> None:
+    listed = re.search(r"enum Fault \{(.*?)\};", config.source.read().decode(), re.DOTALL)
+    assert listed is not None
+    assert set(re.findall(r"\w+", listed[1])) == set(faults.__members__)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"warps": 1}, "warps must be 2 to 31, beside the producer's (got 1); use 4"),
+        ({"tile_bytes": 640}, "tile_bytes must be a positive multiple of 256 (got 640); use 512 or 768"),
+        ({"num_stages": 1}, "num_stages must be at least 2 (got 1); use 2"),
+        ({"fault": "NONE"}, "fault must be a Fault (got NONE); use Fault.NONE"),
+    ],
+)
+def test_a_ring_that_cannot_be_is_refused(fields: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(rule)}$"):
+        FaultConfig(**fields)
+
+
+def test_operands_that_are_no_whole_tiles_are_refused() -> None:
+    with Device.open("emu:h100") as device:
+        src, dst = (device.asarray(np.zeros(300, np.uint32)) for _ in range(2))
+        with pytest.raises(
+            OperandError, match=r"src must hold whole tiles of uint32 .got 1200 bytes of uint32"
+        ):
+            scale(dst, src, config=FaultConfig())
+        with pytest.raises(ConfigError, match=r"grid must be 1 CTA to one per tile .got 3.; use at most 2"):
+            scale(dst[:256], src[:256], config=FaultConfig(), grid=3)
+    with Device.open("emu:a100") as device:
+        src, dst = (device.asarray(np.zeros(128, np.uint32)) for _ in range(2))
+        with pytest.raises(ConfigError, match="needs the TMA"):
+            scale(dst, src, config=FaultConfig())
 
 
 def test_every_fault_has_its_expected_report() -> None:
