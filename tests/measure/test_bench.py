@@ -78,3 +78,26 @@ def test_a_gpu_that_is_not_there_ends_in_one_sentence() -> None:
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     assert len(lines) == 1
     assert lines[0].startswith("ERROR: cuda:0 was asked for, but this machine has no NVIDIA")
+
+
+def test_a_pipeline_is_measured_whole_and_in_halves_without_a_tma_too(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    done = bench("--device=emu:a100", "-k", "ring_async-4KiB-2stage", f"--benchmark-json={out}")
+    assert done.returncode == 0, done.stdout
+    points = [entry["extra_info"] for entry in json.loads(out.read_text())["benchmarks"]]
+    assert [point["key"]["part"] for point in points] == [
+        "copy", "one copy", "compute", "one compute", "both"
+    ]  # fmt: skip
+    both = points[-1]
+    assert both["key"] | {"work": 0} == {
+        "pipeline": "ring_async", "tile_bytes": 4096, "num_stages": 2, "part": "both", "ratio": 1.0, "work": 0
+    }  # fmt: skip
+    assert both["question"] == "pipeline"
+    assert both["verified"] is True
+    assert both["read_bytes"] == 2 * both["written_bytes"] > 0
+    assert points[2]["read_bytes"] == points[2]["written_bytes"] == 0
+    assert both["cost"]["ctas_per_sm"] > 0
+    took = [point["seconds"] for point in points]
+    assert max(took[0], took[2]) < took[4] < took[0] + took[2]
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("ring_async"))
+    assert 0.8 < float(line.split()[5]) < 1.25, "the ratio that was asked for is 1"
