@@ -13,6 +13,7 @@ from smfree.cuda import (
     ContextFailedError,
     CudaSource,
     Device,
+    DriverError,
     KernelFaultError,
     LaunchError,
     TensorMapError,
@@ -24,6 +25,7 @@ from tests.cuda.sources import ABI, CLUSTER_RING, COPY, DYNAMIC, FACTS, TENSOR_L
 from tests.cuda.test_triton import descriptor_source, pointer_source
 
 RNG = np.random.default_rng(7)
+_NUMPY = {"fp16": np.float16, "fp32": np.float32}
 
 
 def _words(*shape: int) -> np.ndarray:
@@ -268,13 +270,26 @@ def test_triton_descriptor_kernel_copies_bit_for_bit(emulated: Device, shape: tu
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
-@pytest.mark.parametrize(("rows", "cols"), [(8, 16), (16, 16), (8, 32)])
-def test_small_pipelined_tiles_give_the_right_sum(h100: Device, rows: int, cols: int, stages: int) -> None:
-    """F06: rows of 64 and 128 bytes at every pipeline depth: equal sums, no misaligned address."""
-    data = RNG.integers(0, 1000, (6 * rows, cols)).astype(np.float32)
+@pytest.mark.parametrize(
+    ("kind", "rows", "cols"),
+    [
+        ("fp32", 8, 4),
+        ("fp32", 8, 8),
+        ("fp32", 8, 16),
+        ("fp32", 8, 32),
+        ("fp32", 16, 16),
+        ("fp16", 8, 8),
+        ("fp16", 4, 32),
+    ],
+)
+def test_small_pipelined_tiles_give_the_right_sum(
+    h100: Device, kind: str, rows: int, cols: int, stages: int
+) -> None:
+    """F06: rows of 16 to 128 bytes at every pipeline depth: equal sums, no misaligned address."""
+    data = RNG.integers(0, 100, (6 * rows, cols)).astype(_NUMPY[kind])
     made = TritonSource(
         kernels.sum_descriptors,
-        {"out": "*fp32", "src": f"tensordesc<fp32[{rows}, {cols}]>", "steps": "i32"},
+        {"out": "*fp32", "src": f"tensordesc<{kind}[{rows}, {cols}]>", "steps": "i32"},
         {"ROWS": rows, "COLS": cols, "STAGES": stages},
         ("out",),
         num_stages=stages,
@@ -314,3 +329,82 @@ def test_host_and_device_made_descriptors_give_the_same_bytes(shape: tuple[int, 
         device.compile(descriptor_source(rows=64, cols=32)).kernel().launch((2, 2), None, made)
         device.compile(device_made).kernel().launch((2, 2), None, [by_device, src, *shape])
         assert by_host.numpy().tobytes() == by_device.numpy().tobytes() == data.tobytes()
+
+
+# ------------------------------------------------------------------------------------- matrix instructions
+
+
+def _product(
+    device: Device, kind: str, out: str, tile: tuple[int, int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(what ``kernels.product`` computed of whole numbers, what numpy says)."""
+    rows, cols, depth = tile
+    size = 2 * max(tile)
+    a, b = (RNG.integers(-8, 9, (size, size)).astype(_NUMPY[kind]) for _ in range(2))
+    made = TritonSource(
+        kernels.product,
+        {"a": f"*{kind}", "b": f"*{kind}", "c": f"*{out}", "columns": "i32", "depth": "i32"},
+        {"ROWS": rows, "COLS": cols, "DEPTH": depth},
+        ("a", "b", "c", "columns", "depth"),
+    )
+    c = device.empty((size, size), _NUMPY[out])
+    device.compile(made).kernel().launch(
+        (size // rows, size // cols), None, [device.asarray(a), device.asarray(b), c, size, size]
+    )
+    return c.numpy(), a.astype(np.float32) @ b.astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["fp16", "fp32"])
+@pytest.mark.parametrize("tile", [(16, 16, 16), (16, 64, 32), (64, 64, 32)])
+def test_triton_products_by_mma_sync_on_ampere(kind: str, tile: tuple[int, int, int]) -> None:
+    """ldmatrix and mma.sync of .f16 and .tf32, fed by cp.async."""
+    with Device.open("emu:a100") as device:
+        got, expected = _product(device, kind, "fp32", tile)
+        assert np.array_equal(got, expected)
+        assert device.emulator.last_launch.counters.instructions_by_class["matrix"] > 0
+
+
+@pytest.mark.parametrize("spec", ["emu:h100", "emu:b200"])
+@pytest.mark.parametrize(("kind", "out"), [("fp16", "fp16"), ("fp16", "fp32"), ("fp32", "fp32")])
+def test_triton_products_of_small_tiles_on_hopper_and_blackwell(spec: str, kind: str, out: str) -> None:
+    """With 16 rows Triton takes mma.sync there, too, and stores through stmatrix."""
+    with Device.open(spec) as device:
+        got, expected = _product(device, kind, out, (16, 16, 16))
+        assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize(("spec", "name"), [("emu:h100", "wgmma"), ("emu:b200", "tcgen05")])
+def test_triton_products_of_large_tiles_are_refused_by_name(spec: str, name: str) -> None:
+    with Device.open(spec) as device, pytest.raises(DriverError, match=rf"{name}.*is not modelled"):
+        _product(device, "fp16", "fp32", (64, 64, 32))
+
+
+@pytest.mark.parametrize("schedule", ["timed", "random", "producer-ahead"])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_a_warp_specialised_product_ends_with_any_number_of_stages(stages: int, schedule: str) -> None:
+    """F09: producer and consumer warps hand registers over (setmaxnreg) and meet at mbarriers."""
+    rows, cols, depth, steps = 16, 64, 32, 5
+    a = RNG.integers(-8, 9, (rows, steps * depth)).astype(np.float16)
+    b = RNG.integers(-8, 9, (steps * depth, cols)).astype(np.float16)
+    made = TritonSource(
+        kernels.product_specialised,
+        {
+            "out": "*fp32",
+            "a": f"tensordesc<fp16[{rows}, {depth}]>",
+            "b": f"tensordesc<fp16[{depth}, {cols}]>",
+            "steps": "i32",
+        },
+        {"ROWS": rows, "COLS": cols, "DEPTH": depth, "STAGES": stages},
+        ("out",),
+        num_stages=stages,
+        num_warps=4,
+    )
+    with Device.open("emu:b200", schedule=schedule, seed=stages) as device:
+        module = device.compile(made)
+        assert "setmaxnreg.dec" in module.image.ptx
+        out = device.empty((rows, cols), np.float32)
+        maps = [
+            TritonDescriptor(device.asarray(x), tile) for x, tile in ((a, (rows, depth)), (b, (depth, cols)))
+        ]
+        module.kernel().launch(1, None, [out, *maps, steps])
+        assert np.array_equal(out.numpy(), a.astype(np.float32) @ b.astype(np.float32))

@@ -64,3 +64,32 @@ def sum_specialised(  # type: ignore[no-untyped-def]
         total += src.load([step * ROWS, 0])
     rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :]
     tl.store(out + rows * COLS + cols, total)
+
+
+@triton.jit
+def product(  # type: ignore[no-untyped-def]
+    a, b, c, columns, depth, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr
+):
+    """c = a @ b through pointers, a tile per program."""
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    j = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    k = tl.arange(0, DEPTH)
+    at_a, at_b = a + i[:, None] * depth + k[None, :], b + k[:, None] * columns + j[None, :]
+    total = tl.zeros((ROWS, COLS), tl.float32)
+    for _ in range(0, depth, DEPTH):
+        total = tl.dot(tl.load(at_a), tl.load(at_b), total)
+        at_a += DEPTH
+        at_b += DEPTH * columns
+    tl.store(c + i[:, None] * columns + j[None, :], total.to(c.dtype.element_ty))
+
+
+@triton.jit
+def product_specialised(  # type: ignore[no-untyped-def]
+    out, a, b, steps, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr
+):
+    """One tile of a @ b, loads and products by different warps."""
+    total = tl.zeros((ROWS, COLS), tl.float32)
+    for step in tl.range(0, steps, num_stages=STAGES, warp_specialize=True):
+        total = tl.dot(a.load([0, step * DEPTH]), b.load([step * DEPTH, 0]), total)
+    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :]
+    tl.store(out + rows * COLS + cols, total)
