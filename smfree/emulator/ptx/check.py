@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from smfree.emulator.errors import PtxError
-from smfree.emulator.ptx import rules_alu, rules_async, rules_half, rules_matrix, rules_sync
+from smfree.emulator.ptx import rules_alu, rules_async, rules_bulk, rules_half, rules_matrix, rules_sync
 from smfree.emulator.ptx.ast import Function, Kernel, Module, Special
 from smfree.emulator.ptx.parser import parse
 from smfree.emulator.ptx.rules import Finding, Site, Target
@@ -69,6 +69,7 @@ _NEEDS = (
     _Needs("movmatrix", (), 75),
     _Needs("tensormap", ("cp_fenceproxy",), 90),
     _Needs("tensormap", ("replace",), only=(90, *_BLACKWELL, 120, 121)),
+    _Needs("tensormap", ("swizzle_atomicity",), 100),
     _Needs("setmaxnreg", (), only=(90, *_BLACKWELL, 120, 121)),
     _Needs("wgmma", (), only=(90,), remedy="use mma.sync"),
     _Needs("tcgen05", (), only=_BLACKWELL, remedy="use mma.sync"),
@@ -79,7 +80,9 @@ _NEEDS = (
     _Needs("applypriority", (), 80),
 )
 _NEEDS_BY_OPCODE = {n.opcode: tuple(m for m in _NEEDS if m.opcode == n.opcode) for n in _NEEDS}
-_TABLES = tuple(rules.RULES for rules in (rules_async, rules_sync, rules_alu, rules_half, rules_matrix))
+_TABLES = tuple(
+    rules.RULES for rules in (rules_async, rules_bulk, rules_sync, rules_alu, rules_half, rules_matrix)
+)
 _CLUSTER_SCOPED = frozenset({"ld", "st", "atom", "red"})
 
 

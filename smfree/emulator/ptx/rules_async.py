@@ -1,13 +1,13 @@
-"""Rules for asynchronous copies and for what they are waited on with: cp, mbarrier."""
+"""Rules for cp.async and its groups, and for mbarrier; those of bulk copies are in rules_bulk."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from smfree.emulator.ptx.ast import Address, Reg, TensorAddress, Vector
+from smfree.emulator.ptx.ast import Address, Reg, Vector
 from smfree.emulator.ptx.rules import Finding, Site, table
+from smfree.emulator.ptx.rules_bulk import bulk, wait_group
 
-MAX_BULK_BYTES = 1048560
 MAX_ARRIVALS = (1 << 20) - 1
 _MBARRIER_OPERATIONS = (
     "init", "inval", "arrive", "arrive_drop", "expect_tx", "complete_tx", "test_wait", "try_wait",
@@ -25,29 +25,20 @@ def _cp(site: Site) -> Iterator[Finding]:
     second = site.modifiers[1] if len(site.modifiers) > 1 else ""
     if site.modifiers[:1] == ("async",):
         if second == "bulk":
-            yield from _bulk(site, reduce=False)
+            yield from bulk(site, reduce=False)
         elif second in ("commit_group", "wait_all"):
             yield from site.count("cp.async.operands", [0], f"cp.async.{second};")
         elif second == "wait_group":
-            yield from _wait_group(site, "cp.async")
+            yield from wait_group(site, "cp.async")
         elif second == "mbarrier":
             yield from _copy_arrive(site)
         else:
             yield from _copy(site)
     elif site.modifiers[:3] == ("reduce", "async", "bulk"):
-        yield from _bulk(site, reduce=True)
+        yield from bulk(site, reduce=True)
     else:
         yield Finding(
             "cp.name", f"no instruction is called {site.instr.name}; it is cp.async or cp.reduce.async.bulk"
-        )
-
-
-def _wait_group(site: Site, name: str) -> Iterator[Finding]:
-    yield from site.count(f"{name}.wait_group", [1], f"{name}.wait_group N;")
-    if len(site.operands) == 1 and site.integer(0) is None:
-        yield Finding(
-            f"{name}.wait_group",
-            f"{site.instr.name} takes an immediate, got '{site.instr.text}'; make it a compile-time constant",
         )
 
 
@@ -93,111 +84,6 @@ def _copy(site: Site) -> Iterator[Finding]:
     source = site.integer(3) if len(site.operands) > 3 + hint else None
     if source is not None and not 0 <= source <= size:
         yield Finding("cp.async.src_size", f"src-size must be 0 to cp-size ({size}), got {source}")
-
-
-# -------------------------------------------------------------------------------------------- bulk, tensor
-
-
-def _bulk(site: Site, *, reduce: bool) -> Iterator[Finding]:
-    modifiers = site.modifiers[3 if reduce else 2 :]
-    first = modifiers[0] if modifiers else ""
-    if first == "commit_group":
-        yield from site.count("bulk.operands", [0], "cp.async.bulk.commit_group;")
-    elif first == "wait_group":
-        yield from _wait_group(site, "cp.async.bulk")
-    elif first == "prefetch":
-        if site.has("tensor"):
-            yield from _tensor(site, modifiers, to_shared=False)
-        else:
-            yield from _bulk_size(site, 1)
-    else:
-        yield from _bulk_copy(site, modifiers, reduce)
-
-
-def _bulk_size(site: Site, index: int) -> Iterator[Finding]:
-    size = site.integer(index)
-    if size is None:
-        return
-    if not 0 <= size <= MAX_BULK_BYTES:
-        yield Finding("bulk.size", f"a bulk copy moves 0 to {MAX_BULK_BYTES} bytes, got {size}; split it")
-    elif size % 16:
-        yield Finding(
-            "bulk.size", f"a bulk copy moves a multiple of 16 bytes, got {size}; copy the rest by threads"
-        )
-
-
-def _bulk_copy(site: Site, modifiers: tuple[str, ...], reduce: bool) -> Iterator[Finding]:
-    spaces = tuple(m for m in modifiers if m.split("::")[0] in ("shared", "global"))
-    mechanism = [m for m in modifiers if m in ("bulk_group", "mbarrier::complete_tx::bytes")]
-    to_global = spaces[:1] == ("global",)
-    needed = "bulk_group" if to_global else "mbarrier::complete_tx::bytes"
-    tensor = modifiers[0] == "tensor"
-    allowed = {("global", "shared::cta"), ("shared::cluster", "shared::cta")}
-    if not reduce:
-        allowed |= {("shared::cluster", "global"), ("shared::cta", "global")}
-    if spaces not in allowed:
-        yield Finding(
-            "bulk.space",
-            f"a bulk copy goes shared::cta or shared::cluster <- global, global <- shared::cta or "
-            f"shared::cluster <- shared::cta, got {' <- '.join(spaces) or 'no spaces'}",
-        )
-        return
-    if spaces[0] != "shared::cluster" and "multicast::cluster" in modifiers:
-        yield Finding(
-            "bulk.space", f".multicast::cluster does not go with .{spaces[0]}; use .shared::cluster"
-        )
-    if not mechanism:
-        yield Finding("bulk.completion", f"{site.instr.name} does not say how it completes; add .{needed}")
-        return
-    if mechanism != [needed]:
-        yield Finding(
-            "bulk.completion", f".{mechanism[0]} does not go with {' <- '.join(spaces)}; use .{needed}"
-        )
-        return
-    extra = int(site.has("L2::cache_hint")) + int(site.has("multicast::cluster")) + int(site.has("cp_mask"))
-    if tensor:
-        im2col = any(m.startswith("im2col") and m != "im2col_no_offs" for m in modifiers)
-        extra += int(im2col and not to_global)
-        yield from site.count(
-            "bulk.operands",
-            [(2 if to_global else 3) + extra],
-            "[dst], [map, {x, y}], [bar]; with one operand per hint",
-        )
-        yield from _tensor(site, modifiers, to_shared=not to_global)
-        return
-    yield from site.count(
-        "bulk.operands",
-        [(3 if to_global else 4) + extra],
-        "[dst], [src], size, [bar]; and one operand per hint",
-    )
-    yield from _bulk_size(site, 2)
-    if reduce and site.has("add") and modifiers[-1] in ("f16", "bf16") and not site.has("noftz"):
-        yield Finding(
-            "bulk.noftz", f"cp.reduce.async.bulk.add on .{modifiers[-1]} needs .noftz before the type"
-        )
-
-
-def _tensor(site: Site, modifiers: tuple[str, ...], *, to_shared: bool) -> Iterator[Finding]:
-    dims = next((m for m in modifiers if m in ("1d", "2d", "3d", "4d", "5d")), None)
-    if dims is None:
-        yield Finding("tensor.dim", f"{site.instr.name} needs a dimension, .1d to .5d")
-        return
-    place = next((o for o in site.operands if isinstance(o, TensorAddress)), None)
-    rank = int(dims[0])
-    wanted = 5 if any(m in ("tile::gather4", "tile::scatter4") for m in modifiers) else rank
-    if place is None:
-        yield Finding("tensor.coords", f"{site.instr.name} needs [map, {{coordinates}}]; there are no braces")
-    elif len(place.coords) != wanted:
-        yield Finding(
-            "tensor.coords",
-            f".{dims} takes {wanted} coordinates, got {len(place.coords)}; innermost comes first",
-        )
-    if "tile::gather4" in modifiers and "shared::cluster" in modifiers and not site.target.suffix:
-        yield Finding(
-            "ptx.target",
-            f".tile::gather4 into .shared::cluster does not exist on {site.target}; compile for sm_100a "
-            "or use .shared::cta",
-        )
 
 
 # ------------------------------------------------------------------------------------------------ mbarrier
