@@ -113,7 +113,7 @@ class ClusterBarrier:
     def _check_aligned(self, g: Group) -> None:
         launch = self.launch
         mine = launch.kernel.instrs[g.pc]
-        for other in launch.sync.warp_parked:
+        for other in launch.warps.parked:
             theirs = launch.kernel.instrs[other.pc]
             if other.pc == g.pc or not is_cluster_barrier(theirs):
                 continue

@@ -42,7 +42,7 @@ class CopyUnit:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         lanes = launch.geometry.slots * launch.geometry.threads
-        self.engine = CopyEngine(
+        self.engine: CopyEngine = CopyEngine(
             launch.device.memory, launch.memory.shared, launch.sync.mbarriers, report=launch.report,
             name_issuer=launch.name_lane,
         )  # fmt: skip

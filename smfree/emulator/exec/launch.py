@@ -29,6 +29,7 @@ from smfree.emulator.exec import (
     sync_ops,
     warp,
 )
+from smfree.emulator.exec.barrier_unit import BarrierUnit
 from smfree.emulator.exec.classes import instruction_class
 from smfree.emulator.exec.cluster_barrier import ClusterBarrier
 from smfree.emulator.exec.cluster_unit import ClusterUnit
@@ -42,6 +43,7 @@ from smfree.emulator.exec.report import place, xyz
 from smfree.emulator.exec.schedule import Schedule, make_schedule
 from smfree.emulator.exec.stall_unit import StallUnit
 from smfree.emulator.exec.sync_unit import SyncUnit
+from smfree.emulator.exec.warp_unit import WarpUnit
 from smfree.emulator.occupancy import occupancy, resident_clusters
 from smfree.emulator.ptx import ast, effects
 
@@ -173,6 +175,8 @@ class Launch:
         pitch = max(-(-self.shared_bytes // SHARED_GRANULE) * SHARED_GRANULE, SHARED_GRANULE)
         self.memory = MemoryUnit(self, pitch)
         self.sync = SyncUnit(self, pitch)
+        self.barriers = BarrierUnit(self)
+        self.warps = WarpUnit(self)
         self.peers = ClusterUnit(self)
         self.cluster_barrier = ClusterBarrier(self)
         self.copy = CopyUnit(self)
@@ -353,7 +357,8 @@ class Launch:
             self.copy.retire(retired)
             self.registers.retire(retired)
             self.free_slots.extend(self._vacated(retired).tolist())
-        self.sync.lanes_left(lanes.slots)
+        self.barriers.lanes_left(lanes.slots)
+        self.warps.lanes_left()
         self.cluster_barrier.lanes_left(g)
         return False
 
@@ -375,7 +380,7 @@ class Launch:
         self.free_slots = [s for s in self.free_slots if s not in taken]
         self.memory.shared.reset(slots)
         self.sync.mbarriers.reset(slots)
-        self.sync.reset(slots)
+        self.barriers.reset(slots)
         self.peers.reset(slots)
         self.cluster_barrier.reset(slots)
         self.registers.reset(slots)

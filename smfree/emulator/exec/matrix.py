@@ -34,7 +34,7 @@ _COUNTS = {"x1": 1, "x2": 2, "x4": 4}
 
 def _whole_warps(dec: Decoder, act: Callable[[Group], None]) -> Visible:
     """Run ``act`` when all 32 lanes of each warp are at the instruction."""
-    sync, mask, name = dec.launch.sync, dec.constant(_ALL_LANES), dec.instr.opcode
+    warps, mask, name = dec.launch.warps, dec.constant(_ALL_LANES), dec.instr.opcode
 
     def whole(g: Group) -> None:
         if not g.lanes.full_warps:
@@ -47,7 +47,7 @@ def _whole_warps(dec: Decoder, act: Callable[[Group], None]) -> Visible:
             )
         act(g)
 
-    return lambda g: bool(sync.gather_warp(g, mask, whole))
+    return lambda g: bool(warps.gather(g, mask, whole))
 
 
 def _registers(

@@ -40,13 +40,13 @@ class RegisterWait:
 @visible("setmaxnreg")
 def setmaxnreg(dec: Decoder, ins: ast.Instr) -> Visible:
     dec.only("inc", "dec", "sync", "aligned", "u32")
-    count, unit, sync = dec.constant_value(ins.operands[0]), dec.launch.registers, dec.launch.sync
+    count, unit, warps = dec.constant_value(ins.operands[0]), dec.launch.registers, dec.launch.warps
     if count is None:
         raise dec.wrong("setmaxnreg takes an immediate")
     mask, increase = dec.constant(_ALL_LANES), "inc" in ins.modifiers
 
     def act(g: Group) -> bool:
-        return bool(sync.gather_warp(g, mask, lambda whole: unit.change(whole, count, increase=increase)))
+        return bool(warps.gather(g, mask, lambda whole: unit.change(whole, count, increase=increase)))
 
     return act
 

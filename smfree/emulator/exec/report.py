@@ -10,7 +10,8 @@ import numpy as np
 from smfree.emulator.errors import Deadlock
 from smfree.emulator.exec.cluster_barrier import is_cluster_barrier
 from smfree.emulator.exec.lanes import WARP_SIZE, Group
-from smfree.emulator.exec.sync_unit import MBarrierWait, WarpWait
+from smfree.emulator.exec.sync_unit import MBarrierWait
+from smfree.emulator.exec.warp_unit import WarpWait
 from smfree.emulator.ptx.ast import Instr
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _mbarrier_line(launch: Launch, key: int, threads: list[str], parity: str) ->
 
 def _barrier_lines(launch: Launch) -> list[str]:
     waiting: dict[tuple[int, int], list[Group]] = {}
-    for number, b in launch.sync.barriers.items():
+    for number, b in launch.barriers.by_number.items():
         for g in b.parked:
             for slot in g.lanes.slots.tolist():
                 waiting.setdefault((number, slot), []).append(g)
@@ -160,7 +161,7 @@ def _barrier_lines(launch: Launch) -> list[str]:
 
 
 def _barrier_line(launch: Launch, number: int, slot: int, groups: list[Group]) -> str:
-    b = launch.sync.barriers[number]
+    b = launch.barriers.by_number[number]
     count = int(b.expected[slot])
     if count:
         missing = f"{count - int(b.warps_in[slot]) * WARP_SIZE} of {count} threads missing"
@@ -212,7 +213,7 @@ def _threads(tids: Any) -> str:
 
 
 def _warp_lines(launch: Launch) -> list[str]:
-    parked = launch.sync.warp_parked
+    parked = launch.warps.parked
     lines = []
     for g in parked:
         wait: WarpWait = g.wait

@@ -8,10 +8,10 @@ import numpy as np
 
 from smfree.emulator.errors import BarrierFault, EmulationError
 from smfree.emulator.exec import tensormap_ops
+from smfree.emulator.exec.barrier_unit import Reduction
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_ops import flat_addresses, resolve_generic
 from smfree.emulator.exec.memory_unit import NEEDS_CLUSTER
-from smfree.emulator.exec.sync_unit import Reduction
 from smfree.emulator.exec.table import Visible, visible
 from smfree.emulator.exec.warp import per_lane
 from smfree.emulator.ptx import ast
@@ -65,7 +65,7 @@ def barrier(dec: Decoder, ins: ast.Instr) -> Visible:
     if "warp" in ins.modifiers:
         dec.only("warp", "sync")
         mask = dec.src(ins.operands[0], "b32")
-        return lambda g: bool(launch.sync.gather_warp(g, mask, _nothing, meets="bar.warp.sync"))
+        return lambda g: bool(launch.warps.gather(g, mask, _nothing, meets="bar.warp.sync"))
     dec.only("cta", "sync", "arrive", "aligned", "red", "popc", "and", "or", "u32", "pred")
     aligned = ins.opcode == "bar" or "aligned" in ins.modifiers
     arrive = "arrive" in ins.modifiers
@@ -92,7 +92,7 @@ def barrier(dec: Decoder, ins: ast.Instr) -> Visible:
             )
         expected = None if threads is None else int(np.max(g.regs[threads]))
         return bool(
-            launch.sync.barrier(g, first, expected, aligned=aligned, arrive_only=arrive, reduction=reduction)
+            launch.barriers.meet(g, first, expected, aligned=aligned, arrive_only=arrive, reduction=reduction)
         )
 
     return act
@@ -135,7 +135,7 @@ def _cluster_barrier(dec: Decoder, ins: ast.Instr) -> Visible:
 
     def act(g: Group) -> bool:
         launch.cluster_barrier.check(g, arrives=arrives)
-        return bool(launch.sync.gather_warp(g, everyone, meet, meets=meets))
+        return bool(launch.warps.gather(g, everyone, meet, meets=meets))
 
     return act
 
@@ -321,7 +321,13 @@ def _wait(dec: Decoder, ins: ast.Instr) -> Visible:
         limit_ns = None if limit is None else float(np.max(g.regs[limit]))
         return bool(
             launch.sync.wait(
-                g, p, keys(g), token, by_parity=by_parity, may_sleep=may_sleep, limit_ns=limit_ns,
+                g,
+                p,
+                keys(g),
+                token,
+                by_parity=by_parity,
+                may_sleep=may_sleep,
+                limit_ns=limit_ns,
                 narrow=narrow,
             )
         )

@@ -65,7 +65,7 @@ def _copy_and_release(dec: Decoder, ins: ast.Instr) -> Visible:
         launch.copy.bulk.maps.copy_and_release(g, flat_addresses(g, *dst), flat_addresses(g, *src))
         launch.sync.fence(g, scope)
 
-    return lambda g: bool(launch.sync.gather_warp(g, whole_warp, publish))
+    return lambda g: bool(launch.warps.gather(g, whole_warp, publish))
 
 
 def fence(dec: Decoder, ins: ast.Instr) -> Visible:

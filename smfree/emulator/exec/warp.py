@@ -1,7 +1,7 @@
 """Instructions in which the lanes of a warp act together: elect, vote, shuffle, warp barrier.
 
 The lanes named by the member mask must be in the group; a lane that is elsewhere makes the others wait for it
-(``Launch.gather_warp`` parks them and calls the action once all members are there).
+(``WarpUnit.gather`` parks them and calls the action once all members are there).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _sync(dec: Decoder, mask: int, act: Any) -> Visible:
     launch = dec.launch
 
     def run(g: Group) -> bool:
-        return launch.sync.gather_warp(g, mask, act)
+        return launch.warps.gather(g, mask, act)
 
     return run
 
