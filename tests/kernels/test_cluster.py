@@ -26,7 +26,7 @@ AXES = {
     "multicast": (True, False),
     "size": SIZES,
     "part": list(Part),
-    "work": (0, 1, 9),
+    "work": (1, 9),
 }
 
 
