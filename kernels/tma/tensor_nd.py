@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from kernels.common import (
     tma_unavailable,
 )
 from kernels.tma.ring import RingConfig
-from smfree.cuda import CudaSource, DeviceArray, OobFill, Stream
+from smfree.cuda import CudaSource, DeviceArray, OobFill, Stream, TensorMap
 from smfree.cuda.tensormap import TensorMapSpec, data_type_of, encode
 
 MAX_RANK = 5
@@ -146,9 +147,9 @@ def copy(
     capabilities = check_call(config, TensorNdConfig, src=src, dst=dst)
     check_available(unavailable(capabilities))
     check_alike(dst, src)
-    origin = tuple(start) or (0,) * config.rank
-    src_shape = tuple(shape) or src.shape
-    strides = tuple(strides_bytes) or dense_strides(src_shape, config.element_bytes)
+    origin = _whole("start", start) or (0,) * config.rank
+    src_shape = _whole("shape", shape) or src.shape
+    strides = _whole("strides_bytes", strides_bytes) or dense_strides(src_shape, config.element_bytes)
     _check_shapes(dst, origin, src_shape, strides, config)
     for name, array in (("dst", dst), ("src", src)):
         check_aligned("cp.async.bulk.tensor", name, array, 16)
@@ -160,12 +161,8 @@ def copy(
     num_tiles = math.prod(int(n) for n in tiling[:, 0])
     if num_tiles >= COORDINATE_LIMIT:
         raise OperandError(f"a copy has fewer than 2^31 tiles (got {num_tiles}); use a larger box")
-    dst_map = encode(dst.device.calls, _spec(dst, dst.shape, (), config.box, (), config), dst.allocation)
-    src_map = encode(
-        src.device.calls,
-        _spec(src, src_shape, strides, config.src_box, config.element_strides, config),
-        src.allocation,
-    )
+    dst_map = _map(dst, dst.shape, dense_strides(dst.shape, config.element_bytes), config.box)
+    src_map = _map(src, src_shape, strides, config.src_box, config.element_strides, config.fill)
     return launch(
         config.source,
         config.grid_for(num_tiles, capabilities),
@@ -177,28 +174,36 @@ def copy(
     )
 
 
+def _whole(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(index(value) for value in values)
+    except TypeError:
+        raise OperandError(f"{name} is a sequence of whole numbers (got {values!r}); use int()") from None
+
+
 def dense_strides(shape: Sequence[int], element_bytes: int) -> tuple[int, ...]:
     """Byte strides of a dense array, of all dimensions but the innermost."""
     return tuple(math.prod(shape[at + 1 :]) * element_bytes for at in range(len(shape) - 1))
 
 
-def _spec(
+def _map(
     array: DeviceArray,
     shape: Sequence[int],
     strides: Sequence[int],
     box: Sequence[int],
-    element_strides: Sequence[int],
-    config: TensorNdConfig,
-) -> TensorMapSpec:
-    return TensorMapSpec(
+    element_strides: Sequence[int] = (),
+    fill: OobFill = OobFill.ZERO,
+) -> TensorMap:
+    spec = TensorMapSpec(
         address=array.ptr,
         data_type=data_type_of(array.dtype),
         dims=tuple(shape)[::-1],
-        strides_bytes=(tuple(strides) or dense_strides(shape, config.element_bytes))[::-1],
+        strides_bytes=tuple(strides)[::-1],
         box=tuple(box)[::-1],
-        element_strides=tuple(element_strides)[::-1] or (1,) * config.rank,
-        oob_fill=config.fill,
+        element_strides=tuple(element_strides)[::-1] or (1,) * len(box),
+        oob_fill=fill,
     )
+    return encode(array.device.calls, spec, array.allocation)
 
 
 def _tiling(dst_shape: Sequence[int], start: Sequence[int], config: TensorNdConfig) -> np.ndarray:

@@ -97,6 +97,25 @@ def test_random_floats_stay_within_the_bound_of_any_order(form: str, schedule: s
     assert (np.abs(got - terms.sum(0)) <= bound).all()
 
 
+def test_bulk_additions_flush_subnormals_and_keep_their_sign(tma_device: Device) -> None:
+    """PTX ISA, "cp.reduce.async.bulk": inputs and results. The last three floats are added by threads, whose
+    red.add.f32 flushes, too (PTX ISA, "red")."""
+    tiny = np.float32(1e-40)
+    parts = np.full((1, 8), -tiny, np.float32)
+    dst, before = tma_device.empty(7, np.float32), np.full(7, -0.0, np.float32)
+    before[::2] = tiny
+    dst.copy_from(before)
+    reduce_bulk.add_parts(dst, tma_device.asarray(parts), config=ReduceBulkConfig(tile_bytes=TILE))
+    tma_device.synchronize()
+    assert (dst.numpy() == 0).all()
+    half = np.float32(1.5e-38)  # normal; half - 1e-38 is not
+    dst.copy_from(np.full(7, half, np.float32))
+    parts[:] = np.float32(-1.4e-38)
+    reduce_bulk.add_parts(dst, tma_device.asarray(parts), config=ReduceBulkConfig(tile_bytes=TILE))
+    tma_device.synchronize()
+    assert (dst.numpy() == 0).all()
+
+
 def test_no_byte_goes_through_registers() -> None:
     with Device.open("emu:h100") as device:
         check_bulk(device, ReduceBulkConfig(tile_bytes=TILE, num_stages=2), 4, 4 * FLOATS)

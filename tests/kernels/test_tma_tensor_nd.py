@@ -91,6 +91,14 @@ def test_every_combination(row: Row) -> None:
         check(device, config, SHAPES[rank], shape, start)
 
 
+@pytest.mark.parametrize("rank", list(BOXES))
+def test_regions_that_start_before_src_and_end_after_it(rank: int, tma_device: Device) -> None:
+    config = TensorNdConfig(BOXES[rank], num_stages=2, max_ctas=3)
+    check(tma_device, config, SHAPES[rank], SHAPES[rank], (-2, 1, -1, 2, -4)[-rank:])
+    larger = tuple(n + 4 for n in SHAPES[rank])
+    check(tma_device, config, SHAPES[rank], larger, (-1, -2, -3, -1, -8)[-rank:])
+
+
 @pytest.mark.parametrize("steps", [(2, 1), (3, 1), (8, 1), (2, 3, 1), (1, 2, 4, 1)])
 def test_element_strides_take_every_nth_element(steps: tuple[int, ...], tma_device: Device) -> None:
     """B20: a simulator that stores the stride and copies with 1 fails here."""
@@ -208,6 +216,8 @@ def test_wrong_operands_are_refused(device: Device) -> None:
         OperandError, match=r"innermost start .*\(got -2 x 4 bytes\); .* multiple of 4 elements"
     ):
         tensor_nd.copy(dst, src, config=config, start=(0, -2))
+    with pytest.raises(OperandError, match=r"start is a sequence of whole numbers \(got \(0.5, 0\)\)"):
+        tensor_nd.copy(dst, src, config=config, start=(0.5, 0))  # type: ignore[arg-type]
     with pytest.raises(OperandError, match="coordinates of dimension 0 must fit 32 bits"):
         tensor_nd.copy(dst, src, config=config, start=(2**31 - 9, 0))
     with pytest.raises(OperandError, match=r"must lie in src .it ends 16384 bytes in, src has 8192"):
