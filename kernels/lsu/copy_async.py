@@ -5,26 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-import numpy as np
-
 from kernels.common import (
     KERNELS,
     LaunchInfo,
     check_available,
     check_call,
-    check_ctas,
-    check_operands,
-    check_shared,
-    check_stages,
-    check_threads,
     check_tile,
     check_unroll,
     cp_async_unavailable,
-    launch,
-    persistent_grid,
     require,
 )
-from kernels.occupancy import place_stages
+from kernels.staged import StagedConfig, placed, run_copy
 from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream
 
 VECTOR_BYTES = (4, 8, 16)
@@ -40,26 +31,21 @@ class CacheOperator(StrEnum):
 
 
 @dataclass(frozen=True)
-class AsyncCopyConfig:
+class AsyncCopyConfig(StagedConfig):
     """How ``lsu_copy_async`` is compiled and launched.
 
     ``num_stages`` tiles in flight, ``vector_bytes`` per copy, ``unroll`` vectors per thread between two loop
-    tests. ``min_shared_bytes`` limits the CTAs per SM. Raises ConfigError.
+    tests. Raises ConfigError.
     """
 
-    tile_bytes: int = 16384
     num_stages: int = 2
     threads: int = 128
     vector_bytes: int = 16
     cache: CacheOperator = CacheOperator.CG
     unroll: int = 4
-    ctas_per_sm: int = 1
-    min_shared_bytes: int = 0
 
     def __post_init__(self) -> None:
-        check_tile(self.tile_bytes)
-        check_stages(self.num_stages)
-        check_threads(self.threads)
+        super().__post_init__()
         require(
             self.vector_bytes in VECTOR_BYTES, "vector_bytes must be 4, 8 or 16", self.vector_bytes, "use 16"
         )
@@ -70,17 +56,6 @@ class AsyncCopyConfig:
             "use CacheOperator.CA or vector_bytes=16",
         )
         check_unroll(self.unroll)
-        check_ctas(self.ctas_per_sm)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory per CTA."""
-        return max(self.num_stages * self.tile_bytes, self.min_shared_bytes)
-
-    @property
-    def bytes_in_flight_per_cta(self) -> int:
-        """Bytes that the CTA has asked for when it waits for the oldest."""
-        return self.num_stages * self.tile_bytes
 
     @property
     def source(self) -> CudaSource:
@@ -113,21 +88,8 @@ def throughput_config(
     check_available(unavailable(capabilities))
     check_tile(tile_bytes)
     used = threads or 32 * max(1, min(8, tile_bytes // (32 * 16 * BEST_UNROLL)))
-    placed = place_stages(
-        capabilities,
-        tile_bytes,
-        used,
-        stage_bytes=tile_bytes,
-        bytes_in_flight_per_sm=bytes_in_flight_per_sm,
-    )
-    return AsyncCopyConfig(
-        tile_bytes,
-        placed.num_stages,
-        used,
-        unroll=next(k for k in (BEST_UNROLL, 2, 1) if k == 1 or tile_bytes % (used * k * 16) == 0),
-        ctas_per_sm=placed.ctas_per_sm,
-        min_shared_bytes=placed.min_shared_bytes,
-    )
+    unroll = next(k for k in (BEST_UNROLL, 2, 1) if k == 1 or tile_bytes % (used * k * 16) == 0)
+    return placed(AsyncCopyConfig(tile_bytes, 1, used, unroll=unroll), capabilities, bytes_in_flight_per_sm)
 
 
 def copy(
@@ -140,18 +102,4 @@ def copy(
     """
     capabilities = check_call(config, AsyncCopyConfig, src=src, dst=dst)
     check_available(unavailable(capabilities))
-    check_shared(config.shared_bytes, capabilities)
-    check_operands("cp.async and 16-byte stores", dst, src)
-    if src.nbytes == 0:
-        return LaunchInfo(None)
-    grid = persistent_grid(capabilities, -(-src.nbytes // config.tile_bytes), config.ctas_per_sm)
-    args = (dst, src, np.uint64(src.nbytes))
-    return launch(
-        config.source,
-        grid,
-        config.threads,
-        args,
-        device_array=src,
-        shared_bytes=config.shared_bytes,
-        stream=stream,
-    )
+    return run_copy(dst, src, config=config, instruction="cp.async and 16-byte stores", stream=stream)

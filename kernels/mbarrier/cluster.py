@@ -20,7 +20,8 @@ from kernels.common import (
     launch,
     require,
 )
-from kernels.mbarrier.pipeline import STAGE_ALIGN, BarrierPlan, PipelineConfig, check_roles
+from kernels.mbarrier.pipeline import PipelineConfig, check_roles
+from kernels.staged import STAGE_ALIGN, BarrierPlan
 from smfree.cuda import Capabilities, DeviceArray, Stream
 
 CLUSTER_SIZES = (2, 4, 8)

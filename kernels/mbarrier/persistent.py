@@ -7,14 +7,8 @@ from typing import ClassVar
 
 from kernels.common import LaunchInfo, OperandError, check_call, check_whole, require
 from kernels.mbarrier.counter import counter_of
-from kernels.mbarrier.pipeline import (
-    MBARRIER_BYTES,
-    STAGE_ALIGN,
-    BarrierPlan,
-    PipelineConfig,
-    check_roles,
-    run_axpy,
-)
+from kernels.mbarrier.pipeline import PipelineConfig, check_roles, run_axpy
+from kernels.staged import MBARRIER_BYTES, STAGE_ALIGN, BarrierPlan
 from smfree.cuda import Capabilities, DeviceArray, Stream
 
 MAX_BATCH = 1024

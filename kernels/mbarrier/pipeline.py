@@ -18,30 +18,21 @@ import numpy as np
 
 from kernels.common import (
     KERNELS,
-    MAX_STAGES,
     LaunchInfo,
     OperandError,
     check_available,
     check_call,
-    check_ctas,
     check_operands,
-    check_shared,
-    check_stages,
     check_threads,
-    check_tile,
     check_whole,
     launch,
     persistent_grid,
     require,
     tma_unavailable,
 )
+from kernels.staged import STAGE_ALIGN, StagedConfig, round_up
 from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream
 
-MBARRIER_BYTES = 8
-MAX_COUNT = 2**20 - 1
-"""Largest arrival count and largest tx-count of an mbarrier (PTX ISA, "Contents of the mbarrier object")."""
-STAGE_ALIGN = 128
-"""Alignment of the stages: a row of all 32 banks, and what tensor copies ask for."""
 MAX_WORK = 4096
 
 
@@ -51,65 +42,6 @@ class Part(StrEnum):
     BOTH = "both"
     COPY = "copy"
     COMPUTE = "compute"
-
-
-@dataclass(frozen=True)
-class BarrierPlan:
-    """One barrier per stage: what completes a phase of it.
-
-    ``roles`` maps who arrives to how many arrivals ("consumer warp": 4), ``copies`` the copies that complete
-    on it to their bytes ("x": 16384; None for a barrier of arrivals only). Raises ConfigError for counts that
-    an mbarrier cannot hold.
-    """
-
-    name: str
-    roles: Mapping[str, int]
-    copies: Mapping[str, int] | None = None
-
-    def __post_init__(self) -> None:
-        for what, count, least in (("arrivals", self.arrivals, 1), ("bytes", self.tx_bytes, 0)):
-            require(
-                least <= count <= MAX_COUNT,
-                f"a phase of {self.name}[] has {least} to {MAX_COUNT} {what}",
-                f"{count}: {_sum(self.roles if what == 'arrivals' else self.copies or {})}",
-                "use fewer threads" if what == "arrivals" else "use a smaller tile",
-            )
-
-    @property
-    def arrivals(self) -> int:
-        """Arrivals that complete a phase; the count given at init."""
-        return sum(self.roles.values())
-
-    @property
-    def tx_bytes(self) -> int:
-        """Bytes that complete a phase of a whole tile; what expect_tx announces."""
-        return sum((self.copies or {}).values())
-
-    @property
-    def defines(self) -> dict[str, int]:
-        """``FULL_ARRIVALS`` and, unless it takes arrivals only, ``FULL_TX_BYTES``."""
-        name = self.name.upper()
-        found = {f"{name}_ARRIVALS": self.arrivals}
-        return found if self.copies is None else found | {f"{name}_TX_BYTES": self.tx_bytes}
-
-    def check(self, arrivals: int | None, tx_bytes: int | None) -> None:
-        """What the caller states, where he does (None: derive it), must follow from roles and copies.
-
-        Raises ConfigError naming the barrier, both numbers and where the derived one comes from.
-        """
-        for stated, derived, unit, parts in (
-            (arrivals, self.arrivals, "arrivals", self.roles),
-            (tx_bytes, self.tx_bytes, "tx_bytes", self.copies or {}),
-        ):
-            if stated is not None:
-                field_name = f"{self.name}_{unit}"
-                require(
-                    stated == derived,
-                    f"a phase of {self.name}[] completes with {derived} {unit.removeprefix('tx_')}: "
-                    f"{_sum(parts)}",
-                    f"{field_name}={stated}",
-                    f"leave {field_name} out to have it derived",
-                )
 
 
 @dataclass(frozen=True)
@@ -163,7 +95,7 @@ class RegisterPlan:
 
 
 @dataclass(frozen=True)
-class PipelineConfig:
+class PipelineConfig(StagedConfig):
     """What all pipelines share; a kernel's own configuration derives from it and says what its barriers are.
 
     ``tile_bytes`` of x and as many of y in each of ``num_stages`` stages; ``threads`` of the CTA;
@@ -176,24 +108,19 @@ class PipelineConfig:
     """The kernel's file in this folder."""
     instruction: ClassVar[str] = "cp.async.bulk"
     """What demands the operands' alignment."""
-    max_stages: ClassVar[int] = MAX_STAGES
 
     tile_bytes: int = 4096
     num_stages: int = 2
     threads: int = 128
     work: int = 1
     part: Part = Part.BOTH
-    ctas_per_sm: int = field(default=1, kw_only=True)
     max_ctas: int | None = field(default=None, kw_only=True)
     full_arrivals: int | None = field(default=None, kw_only=True)
     full_tx_bytes: int | None = field(default=None, kw_only=True)
     empty_arrivals: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_tile(self.tile_bytes)
-        check_stages(self.num_stages, at_most=self.max_stages)
-        check_threads(self.threads)
-        check_ctas(self.ctas_per_sm)
+        super().__post_init__()
         if self.max_ctas is not None:
             check_whole("max_ctas", self.max_ctas)
             require(self.max_ctas >= 1, "max_ctas must be at least 1", self.max_ctas, "leave it out")
@@ -220,11 +147,6 @@ class PipelineConfig:
                 )
 
     @property
-    def barriers(self) -> tuple[BarrierPlan, ...]:
-        """The barriers that each stage has."""
-        raise NotImplementedError
-
-    @property
     def loads(self) -> dict[str, int]:
         """The copies that fill a stage, in bytes; none where only the computation is compiled in."""
         return {} if self.part is Part.COMPUTE else {"x": self.tile_bytes, "y": self.tile_bytes}
@@ -237,17 +159,7 @@ class PipelineConfig:
     @property
     def stage_bytes(self) -> int:
         """Distance of two stages: the tile of x, then the tile of y, padded to ``STAGE_ALIGN``."""
-        return _round_up(2 * self.tile_bytes, STAGE_ALIGN)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory per CTA: the stages."""
-        return self.num_stages * self.stage_bytes
-
-    @property
-    def static_shared_bytes(self) -> int:
-        """The barriers, padded to the alignment of the stages, which follow."""
-        return _round_up(len(self.barriers) * self.num_stages * MBARRIER_BYTES, STAGE_ALIGN)
+        return round_up(2 * self.tile_bytes, STAGE_ALIGN)
 
     @property
     def bytes_in_flight_per_cta(self) -> int:
@@ -318,7 +230,7 @@ def run_axpy(
     """
     capabilities = check_call(config, kind, x=x, y=y, dst=dst)
     check_available(config.unavailable(capabilities))
-    check_shared(config.shared_bytes + config.static_shared_bytes, capabilities)
+    config.check_fits(capabilities)
     for name, array in (("x", x), ("y", y)):
         check_operands(config.instruction, dst, array, source=name)
     if dst.dtype != np.float32:
@@ -334,11 +246,3 @@ def run_axpy(
         shared_bytes=config.shared_bytes,
         stream=stream,
     )
-
-
-def _sum(parts: Mapping[str, int]) -> str:
-    return " + ".join(f"{count} of {name}" for name, count in parts.items()) or "nothing completes on it"
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

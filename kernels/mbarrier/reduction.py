@@ -20,7 +20,8 @@ from kernels.common import (
     require,
 )
 from kernels.mbarrier.counter import counter_of
-from kernels.mbarrier.pipeline import MBARRIER_BYTES, STAGE_ALIGN, BarrierPlan, PipelineConfig, check_roles
+from kernels.mbarrier.pipeline import PipelineConfig, check_roles
+from kernels.staged import MBARRIER_BYTES, STAGE_ALIGN, BarrierPlan
 from smfree.cuda import DeviceArray, Stream
 
 WARP_SUM_BYTES = 4

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kernels.common import LaunchInfo
-from kernels.mbarrier.pipeline import BarrierPlan, PipelineConfig, check_roles, run_axpy
+from kernels.mbarrier.pipeline import PipelineConfig, check_roles, run_axpy
+from kernels.staged import BarrierPlan
 from smfree.cuda import DeviceArray, Stream
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kernels.common import LaunchInfo, cp_async_unavailable
-from kernels.mbarrier.pipeline import BarrierPlan, run_axpy
+from kernels.mbarrier.pipeline import run_axpy
 from kernels.mbarrier.ring import RingConfig
+from kernels.staged import BarrierPlan
 from smfree.cuda import Capabilities, DeviceArray, Stream
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from kernels.common import LaunchInfo, check_whole, require
-from kernels.mbarrier.pipeline import BarrierPlan, PipelineConfig, RegisterPlan, run_axpy
+from kernels.mbarrier.pipeline import PipelineConfig, RegisterPlan, run_axpy
+from kernels.staged import BarrierPlan
 from smfree.cuda import DeviceArray, Stream
 
 WARPGROUP = 128

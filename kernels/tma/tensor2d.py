@@ -7,26 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from kernels.common import (
     KERNELS,
     LaunchInfo,
     OperandError,
     check_available,
     check_call,
-    check_ctas,
-    check_operands,
-    check_shared,
-    check_stages,
-    check_threads,
     check_tile,
-    launch,
-    persistent_grid,
     require,
     tma_unavailable,
 )
-from kernels.occupancy import place_stages
+from kernels.staged import BarrierPlan, StagedConfig, placed, round_up, run_copy
 from smfree.cuda import Capabilities, CudaSource, DeviceArray, Stream, Swizzle, TensorMap
 from smfree.cuda.tensormap import DataType, TensorMapSpec, encode
 
@@ -39,27 +30,18 @@ unavailable = tma_unavailable
 
 
 @dataclass(frozen=True)
-class Tensor2dConfig:
+class Tensor2dConfig(StagedConfig):
     """How ``tma_tensor2d`` is compiled and launched: ``num_stages`` tiles in flight, one thread asking.
 
     ``row_bytes`` is the box's width (0: chosen by :func:`row_bytes_for`). Load and store use the same
-    ``swizzle``, so that the data passes unchanged. ``min_shared_bytes`` limits the CTAs per SM.
-    Raises ConfigError.
+    ``swizzle``, so that the data passes unchanged. Raises ConfigError.
     """
 
-    tile_bytes: int = 16384
-    num_stages: int = 4
-    threads: int = 32
     row_bytes: int = 0
     swizzle: Swizzle = Swizzle.NONE
-    ctas_per_sm: int = 1
-    min_shared_bytes: int = 0
 
     def __post_init__(self) -> None:
-        check_tile(self.tile_bytes)
-        check_stages(self.num_stages)
-        check_threads(self.threads)
-        check_ctas(self.ctas_per_sm)
+        super().__post_init__()
         swizzles = ", ".join(swizzle.name for swizzle in SWIZZLES)
         require(self.swizzle in SWIZZLES, f"swizzle must be one of {swizzles}", self.swizzle.name, "use NONE")
         if self.row_bytes == 0:
@@ -86,33 +68,18 @@ class Tensor2dConfig:
 
     @property
     def stage_align(self) -> int:
-        """Alignment of a stage; also the static shared memory, which is the barriers padded to it."""
+        """Alignment of the stages: the swizzle's period."""
         return SWIZZLES[self.swizzle]
 
     @property
     def stage_bytes(self) -> int:
         """Distance of two stages in shared memory."""
-        return -(-self.tile_bytes // self.stage_align) * self.stage_align
+        return round_up(self.tile_bytes, self.stage_align)
 
     @property
-    def full_arrivals(self) -> int:
-        """Arrivals that complete a phase of ``full[s]``: the asking thread's."""
-        return 1
-
-    @property
-    def expect_tx_bytes(self) -> int:
-        """Bytes that complete a phase of ``full[s]``; rows past the end count, they are filled with zeros."""
-        return self.tile_bytes
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory per CTA: the stages. The barriers are static."""
-        return max(self.num_stages * self.stage_bytes, self.min_shared_bytes)
-
-    @property
-    def bytes_in_flight_per_cta(self) -> int:
-        """Bytes that the CTA has asked for when it waits for the oldest."""
-        return self.num_stages * self.tile_bytes
+    def barriers(self) -> tuple[BarrierPlan, ...]:
+        """``full[s]``: the asking thread, and the tile; rows past the end are filled and count."""
+        return (BarrierPlan("full", {"asking thread": 1}, {"tile": self.tile_bytes}),)
 
     @property
     def source(self) -> CudaSource:
@@ -158,23 +125,7 @@ def throughput_config(
     Raises ConfigError with the reason when it cannot be done.
     """
     check_available(unavailable(capabilities))
-    used = threads or 32
-    one = Tensor2dConfig(tile_bytes, 1, used)
-    placed = place_stages(
-        capabilities,
-        tile_bytes,
-        used,
-        stage_bytes=one.stage_bytes,
-        static_bytes=one.stage_align,
-        bytes_in_flight_per_sm=bytes_in_flight_per_sm,
-    )
-    return Tensor2dConfig(
-        tile_bytes,
-        placed.num_stages,
-        used,
-        ctas_per_sm=placed.ctas_per_sm,
-        min_shared_bytes=placed.min_shared_bytes,
-    )
+    return placed(Tensor2dConfig(tile_bytes, 1, threads or 32), capabilities, bytes_in_flight_per_sm)
 
 
 def copy(
@@ -187,21 +138,14 @@ def copy(
     """
     capabilities = check_call(config, Tensor2dConfig, src=src, dst=dst)
     check_available(unavailable(capabilities))
-    check_shared(config.shared_bytes + config.stage_align, capabilities)
-    check_operands("cp.async.bulk.tensor", dst, src)
-    if src.nbytes == 0:
-        return LaunchInfo(None)
-    grid = persistent_grid(capabilities, -(-src.nbytes // config.tile_bytes), config.ctas_per_sm)
     box = (config.row_bytes, config.box_rows, config.swizzle)
-    args = (rows_map(dst, *box), rows_map(src, *box), dst, src, np.uint64(src.nbytes))
-    return launch(
-        config.source,
-        grid,
-        config.threads,
-        args,
-        device_array=src,
-        shared_bytes=config.shared_bytes,
+    return run_copy(
+        dst,
+        src,
+        config=config,
+        instruction="cp.async.bulk.tensor",
         stream=stream,
+        maps=lambda: (rows_map(dst, *box), rows_map(src, *box)),
     )
 
 

@@ -11,10 +11,11 @@ import pytest
 from kernels.common import ConfigError, OperandError
 from kernels.mbarrier.phases import PhasesConfig
 from kernels.mbarrier.pingpong import PingpongConfig
-from kernels.mbarrier.pipeline import BarrierPlan, Part, PipelineConfig, RegisterPlan
+from kernels.mbarrier.pipeline import Part, PipelineConfig, RegisterPlan
 from kernels.mbarrier.registry import PIPELINES, pipeline
 from kernels.mbarrier.ring import RingConfig
 from kernels.mbarrier.ring_async import RingAsyncConfig
+from kernels.staged import BarrierPlan
 from smfree.cuda import CompileCache, Device
 
 
