@@ -6,7 +6,7 @@ completes copies late. An engine that completes a copy when it is issued would p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,7 @@ class Mutant:
             def source(self) -> CudaSource:
                 return CudaSource(source.path, dict(source.defines), text=text)
 
-        fields = {name: getattr(self.config, name) for name in self.config.__dataclass_fields__}
-        return Mutated(**fields)
+        return Mutated(**{field.name: getattr(self.config, field.name) for field in fields(self.config)})
 
 
 DEADLOCKS = {
