@@ -81,8 +81,12 @@ def compare_files(old: Path, new: Path, limits: Limits, *, everything: bool = Fa
 
 
 def draw_timeline(trace: Path, output: Path, title: str, start: float, end: float | None) -> int:
-    """Draw a trace file as SVG."""
-    output.write_text(draw(load(trace), title=title, start=start, end=end), encoding="utf-8")
+    """Draw a trace file as SVG. Raises ValueError for a file that is no trace or cannot be written."""
+    picture = draw(load(trace), title=title, start=start, end=end)
+    try:
+        output.write_text(picture, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{output} cannot be written ({error.strerror}); make its folder first") from error
     print(f"{output} drawn, times modelled")
     return 0
 

@@ -83,6 +83,13 @@ def test_the_command_draws_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert texts(ET.fromstring(target.read_text()))[0] == "A ring, modelled"
 
 
+def test_the_command_says_where_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "trace.json"
+    source.write_text(json.dumps(kit.trace()))
+    assert main(["timeline", str(source), "-o", str(tmp_path / "none" / "picture.svg")]) == 2
+    assert "cannot be written (No such file or directory); make its folder first" in capsys.readouterr().err
+
+
 def test_the_command_says_what_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "trace.json"
     source.write_text("{}")
