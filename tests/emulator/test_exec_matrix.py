@@ -11,6 +11,7 @@ import pytest
 
 from smfree.emulator.errors import BarrierFault, Deadlock, MemoryFault
 from tests.emulator.exec_kit import Machine, Outcome, every_schedule, execute, kernel, report
+from tests.emulator.test_exec_arith import nearest, read
 
 RNG = np.random.default_rng(11)
 _TILE = ".shared .align 128 .b8 tile[8192];"
@@ -274,39 +275,47 @@ def test_mma_picks_the_rows_and_columns_of_the_isa(form: str) -> None:
 
 
 def _rounded(x: Fraction) -> Fraction:
-    """The nearest float32, ties to even (normal range)."""
-    if x == 0:
-        return x
-    exponent = 0
-    while abs(x) >= Fraction(2) ** (exponent + 1):
-        exponent += 1
-    while abs(x) < Fraction(2) ** exponent:
-        exponent -= 1
-    unit = Fraction(2) ** (exponent - 23)
-    return round(x / unit) * unit
+    """The nearest float32, ties to even."""
+    return Fraction(read(nearest(x, 32), "f32"))
 
 
-@pytest.mark.parametrize("form", [f for f in SHAPES if ".f32." in f])
-def test_mma_adds_the_products_in_order_each_sum_rounded_once(form: str) -> None:
-    """The order and rounding that docs/emulator.md states, in exact arithmetic."""
+def _numbers(shape: tuple[int, int], kind: str, scale: float) -> np.ndarray:
+    """Normally distributed numbers that are exact in a format."""
+    x = RNG.standard_normal(shape) * scale
+    if kind == "f16":
+        return x.astype(np.float16).astype(np.float64)
+    keep = np.uint32({"bf16": 0xFFFF0000, "tf32": 0xFFFFE000, "f32": 0xFFFFFFFF}[kind])
+    return (x.astype(np.float32).view(np.uint32) & keep).view(np.float32).astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("form", "scale"),
+    [(f, 1.0) for f in SHAPES if ".f32." in f]
+    + [(f, 2.0**-70) for f in SHAPES if "bf16" in f or "tf32" in f],
+)
+def test_mma_adds_the_products_in_order_each_sum_rounded_once(form: str, scale: float) -> None:
+    """The order and rounding that docs/emulator.md states, in exact arithmetic; also where the products are
+    below the smallest float32."""
     k = SHAPES[form][0]
     kind = form.split(".")[4]
-    exact = {"f16": np.float16, "bf16": None, "tf32": None}[kind]
-    a, b = RNG.standard_normal((16, k)), RNG.standard_normal((k, 8))
-    if exact is not None:
-        a, b = a.astype(exact).astype(np.float64), b.astype(exact).astype(np.float64)
-    else:
-        keep = np.uint32(0xFFFF0000 if kind == "bf16" else 0xFFFFE000)
-        a, b = (
-            (x.astype(np.float32).view(np.uint32) & keep).view(np.float32).astype(np.float64) for x in (a, b)
-        )
-    c = RNG.standard_normal((16, 8)).astype(np.float32).astype(np.float64)
+    a, b = _numbers((16, k), kind, scale), _numbers((k, 8), kind, scale)
+    c = _numbers((16, 8), "f32", scale * scale)
     got = multiply(form, a, b, c)
     for row, col in np.ndindex(16, 8):
         total = Fraction(c[row, col])
         for depth in range(k):
             total = _rounded(total + Fraction(a[row, depth]) * Fraction(b[depth, col]))
         assert Fraction(got[row, col]) == total
+
+
+@pytest.mark.parametrize("form", ["m16n8k16.row.col.f32.f16.f16.f32", "m16n8k16.row.col.f32.bf16.bf16.f32"])
+def test_infinities_and_nans_go_through(form: str) -> None:
+    a, b, c = np.ones((16, 16)), np.ones((16, 8)), np.zeros((16, 8))
+    a[3, 5], a[4, 6], b[7, 2] = np.inf, np.nan, -np.inf
+    got = multiply(form, a, b, c)
+    assert np.isnan(got[3, 2]) and np.isnan(got[4]).all()
+    assert (got[3, [0, 1, 3, 4, 5, 6, 7]] == np.inf).all() and (got[[0, 1, 15], 2] == -np.inf).all()
+    assert (got[5:, [0, 7]] == 16).all()
 
 
 def test_mma_into_f16_rounds_once_at_the_end() -> None:

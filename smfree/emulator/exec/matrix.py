@@ -221,12 +221,25 @@ def _matrix(g: Group, registers: list[int], where: _Fragment, kind: str, shape: 
     return out
 
 
+def _exact_in_float32(a: Any, b: Any) -> bool:
+    """Whether every product of elements, of at most 11 bits each, is a normal float32 or zero."""
+    a, b = np.abs(a), np.abs(b)
+    least = a[a > 0].min(initial=np.inf) * b[b > 0].min(initial=np.inf)
+    return bool(a.max() * b.max() < 2.0**127 and least >= 2.0**-126)
+
+
 def multiply(a: Any, b: Any, c: Any) -> Any:
-    """float64[n, 16, k] x [n, k, 8] + [n, 16, 8] -> float32, as the module says."""
-    total = c
+    """float64[n, 16, k] x [n, k, 8] + [n, 16, 8] -> float32, ordered and rounded as the module says."""
+    total = c.astype(np.float32)
+    if _exact_in_float32(a, b):  # then a float32 addition rounds the sum once by itself
+        a, b = a.astype(np.float32), b.astype(np.float32)
+        for k in range(a.shape[2]):
+            total = total + a[:, :, k, None] * b[:, None, k, :]
+        return total
     for k in range(a.shape[2]):
-        total = odd_sum(a[:, :, k, None] * b[:, None, k, :], total).astype(np.float32).astype(np.float64)
-    return total.astype(np.float32)
+        product = a[:, :, k, None] * b[:, None, k, :]
+        total = odd_sum(product, total.astype(np.float64)).astype(np.float32)
+    return total
 
 
 _SHAPES = {
