@@ -201,10 +201,10 @@ def test_a_cluster_launch_that_is_refused_harms_nothing(h100: Device) -> None:
 
 def test_a_kernel_that_needs_what_is_not_modelled_ends_its_device_by_name() -> None:
     """The failure is the kernel's; what follows refers to it instead of looking like its own refusal."""
-    text = """extern "C" __global__ void redux(int *p) { p[0] = __reduce_add_sync(~0u, threadIdx.x); }"""
+    text = """extern "C" __global__ void drop(int *p) { asm("discard.global.L2 [%0], 128;" ::"l"(p)); }"""
     device = Device.open("emu:h100")
     kernel, array = device.compile(_source(text)).kernel(), device.empty(32, np.int32)
-    with pytest.raises(KernelFaultError, match=r"redux(.|\n)*is not modelled"):
+    with pytest.raises(KernelFaultError, match=r"discard(.|\n)*is not modelled"):
         kernel.launch(1, 32, [array])
         device.synchronize()
     with pytest.raises(ContextFailedError, match=r"cuMemAlloc was not called.*First failure: \w+ returned"):
