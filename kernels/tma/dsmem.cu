@@ -60,6 +60,7 @@ __device__ __forceinline__ void bulk(u32 to, u32 from, u32 peer) {
 }
 
 __device__ __forceinline__ void barrier_cluster() {
+  __syncwarp();  // cluster barriers are aligned: the whole warp, together
   barrier_cluster_arrive();
   barrier_cluster_wait();
 }

@@ -61,6 +61,7 @@ tma_multicast_bulk(u8* dst, const u8* src, u64 num_bytes, u64 row_pitch) {
     }
     fence_mbarrier_init();  // the other CTAs' copies and arrivals must find them initialised
   }
+  __syncwarp();
   barrier_cluster_arrive();
   barrier_cluster_wait();
 
@@ -92,6 +93,7 @@ tma_multicast_bulk(u8* dst, const u8* src, u64 num_bytes, u64 row_pitch) {
     }
     cp_async_bulk_wait_group<0>();  // shared memory must outlive the stores that read it
   }
+  __syncwarp();              // cluster barriers are aligned: the whole warp, together
   barrier_cluster_arrive();  // nobody leaves while others' copies and arrivals are on their way here
   barrier_cluster_wait();
 }

@@ -60,6 +60,7 @@ tma_multicast_tensor(const __grid_constant__ TensorMap dst_map, const __grid_con
     }
     fence_mbarrier_init();  // the other CTAs' copies and arrivals must find them initialised
   }
+  __syncwarp();
   barrier_cluster_arrive();
   barrier_cluster_wait();
 
@@ -91,6 +92,7 @@ tma_multicast_tensor(const __grid_constant__ TensorMap dst_map, const __grid_con
     }
     cp_async_bulk_wait_group<0>();  // shared memory must outlive the stores that read it
   }
+  __syncwarp();              // cluster barriers are aligned: the whole warp, together
   barrier_cluster_arrive();  // nobody leaves while others' copies and arrivals are on their way here
   barrier_cluster_wait();
 }

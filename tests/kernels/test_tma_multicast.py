@@ -44,7 +44,7 @@ def check(device: Device, form: str, config: Any, shape: tuple[int, ...], dtype:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    axes: dict[str, Any] = {"form": list(FORMS), "multicast": (True, False), "cluster": (2, 4, 8)}
+    axes: dict[str, Any] = {"form": list(FORMS), "multicast": (True, False), "cluster": (2, 4)}
     sweep(metafunc, num_stages=range(1, 9), size=SIZES, **axes)
 
 
@@ -106,7 +106,7 @@ BROKEN = {
         ("full of CTA 1, phase 0", "1024 of 1024 bytes missing", "0 of 1 arrivals missing"),
     ),
     "no cluster barrier at entry": (
-        "  barrier_cluster_arrive();\n  barrier_cluster_wait();\n\n",
+        "  __syncwarp();\n  barrier_cluster_arrive();\n  barrier_cluster_wait();\n\n",
         "",
         ("CTA 0 touches the shared memory of CTA 1 before anything has proven that it has started",),
     ),

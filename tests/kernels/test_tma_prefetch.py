@@ -43,7 +43,11 @@ def check(device: Device, form: str, config: Any, shape: tuple[int, ...], dtype:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    axes: dict[str, Any] = {"form": list(COPIES), "policy": list(Policy), "ahead": (0, 1, 2, 5)}
+    axes: dict[str, Any] = {
+        "form": list(COPIES),
+        "policy": (Policy.NORMAL, Policy.EVICT_FIRST),
+        "ahead": (0, 2),
+    }
     sweep(metafunc, num_stages=range(1, 9), size=SIZES, **axes)
 
 
@@ -59,14 +63,16 @@ def test_every_combination(row: Row) -> None:
             check(device, form, config, (extent(row["size"], 8, stages), 28))
 
 
+@pytest.mark.parametrize("policy", list(Policy))
 @pytest.mark.parametrize("shape", [(1, 4), (8, 32), (9, 36), (67, 80)])
-def test_matrices_around_the_box(shape: tuple[int, int], tma_device: Device) -> None:
-    check(tma_device, "tensor", TENSOR, shape)
+def test_matrices_around_the_box(shape: tuple[int, int], policy: Policy, tma_device: Device) -> None:
+    check(tma_device, "tensor", replace(TENSOR, policy=policy), shape)
 
 
+@pytest.mark.parametrize("policy", list(Policy))
 @pytest.mark.parametrize("length", [15, 16, 17, 21 * TILE + 77])
-def test_bytes_that_fill_no_16_byte_unit(length: int, tma_device: Device) -> None:
-    check(tma_device, "bulk", BULK, (length,), np.uint8)
+def test_bytes_that_fill_no_16_byte_unit(length: int, policy: Policy, tma_device: Device) -> None:
+    check(tma_device, "bulk", replace(BULK, policy=policy), (length,), np.uint8)
 
 
 @pytest.mark.parametrize("form", list(COPIES))

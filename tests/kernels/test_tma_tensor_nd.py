@@ -76,11 +76,11 @@ def test_whole_tensors_of_every_rank_and_element_size(rank: int, dtype: Any, tma
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    sweep(metafunc, num_stages=range(1, 9), rank=list(BOXES), size=SIZES, shift=(0, -1, 1))
+    sweep(metafunc, num_stages=range(1, 9), rank=list(BOXES), size=SIZES, shift=(-1, 1))
 
 
 def test_every_combination(row: Row) -> None:
-    """The outermost extent goes around the box, the region starts before, at or inside src."""
+    """The outermost extent goes around the box, the region starts before or inside src."""
     rank, box = row["rank"], BOXES[row["rank"]]
     unit = 4 if rank == 1 else 1
     inner = box[1:] if row["size"] == "wraps" else SHAPES[rank][1:]
