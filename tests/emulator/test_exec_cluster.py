@@ -596,3 +596,60 @@ def test_many_bytes_are_limited_by_the_ports_of_an_sm() -> None:
     got = run(body, block=1024, shared=".shared .align 16 .b8 buf[16384];", schedule="timed")
     cycles, cluster = int(got.out.max()), Machine().device.profile.cluster
     assert cycles == pytest.approx(65536 / cluster.bytes_per_cycle + cluster.latency_cycles, rel=0.1)
+
+
+# ------------------------------------------------------------------------------------------------- all together
+
+_EXCHANGE = f"""
+.reg .b32 %v<8>;
+mov.u32 %v0, %cluster_ctarank;
+mov.u32 %v1, %cluster_nctarank;
+setp.eq.u32 %p1, %r2, 0;
+@%p1 mbarrier.init.shared.b64 [bar], {{block}};
+@%p1 fence.mbarrier_init.release.cluster;
+mov.u32 %v2, data;
+shl.b32 %v3, %r2, 2;
+add.u32 %v2, %v2, %v3;
+mad.lo.u32 %v4, %r3, 100, %r2;
+st.shared.u32 [%v2], %v4;
+add.u32 %v5, %v0, {{shift}};
+rem.u32 %v5, %v5, %v1;
+mapa.shared::cluster.u32 %r10, %v2, %v5;
+mapa.shared::cluster.u32 %r11, bar, %v5;
+{SYNC}
+mov.u32 %r20, 0;
+LOOP:
+ld.shared.u32 %r12, [%v2];
+add.u32 %r12, %r12, 1;
+{SYNC}
+st.shared::cluster.u32 [%r10], %r12;
+mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r11];
+and.b32 %r13, %r20, 1;
+TRY:
+mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [bar], %r13;
+@!%p2 bra TRY;
+add.u32 %r20, %r20, 1;
+setp.lt.u32 %p3, %r20, {{rounds}};
+@%p3 bra LOOP;
+ld.shared.u32 %r12, [%v2];
+st.global.u32 [%rd3], %r12;
+{SYNC}
+"""
+
+
+@every_schedule
+def test_values_passed_around_in_clusters_of_any_size(schedule: str) -> None:
+    """Each thread adds 1 to its word and puts it ``shift`` CTAs further, ``rounds`` times; numpy does the same."""
+    rng = np.random.default_rng(11)
+    for size, block in ((1, 32), (2, 48), (3, 8), (8, 64), (16, 1)):
+        clusters, rounds, shift = (int(rng.integers(1, high)) for high in (4, 5, size + 1))
+        body = _EXCHANGE.format(block=block, shift=shift, rounds=rounds)
+        data = ".shared .b64 bar;\n.shared .u32 data[64];"
+        got = run(
+            body, cluster=size, grid=size * clusters, block=block, shared=data, schedule=schedule, seed=size
+        )
+        words = np.arange(size * clusters)[:, None] * 100 + np.arange(block)
+        words = words.reshape(clusters, size, block)
+        for _ in range(rounds):
+            words = np.roll(words + 1, shift, axis=1)
+        assert (got.out.reshape(words.shape) == words).all(), (size, block, clusters, rounds, shift)
