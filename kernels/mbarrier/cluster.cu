@@ -30,7 +30,7 @@ constexpr Part part = PART;
 constexpr u32 COPIES = FULL_TX_BYTES / TILE_BYTES;  // of a tile, that complete on full[s]; none for COMPUTE
 constexpr u32 CONSUMERS = THREADS - 32;  // warp 0 produces
 constexpr u32 SLICE_BYTES = MULTICAST ? TILE_BYTES / CLUSTER_SIZE : TILE_BYTES;
-constexpr u32 STORES_IN_FLIGHT = NUM_STAGES > 1 ? 1 : 0;  // a stage is released when the next tile is stored
+constexpr u32 STORES_IN_FLIGHT = NUM_STAGES > 1 ? 1 : 0;  // released at the next store: take 3 stages or more
 
 static_assert(TILE_BYTES % (16 * CLUSTER_SIZE) == 0, "each slice is whole 16-byte units");
 
@@ -98,14 +98,14 @@ PTX_INLINE void release(u32 s) {  // the stage has been read here: tell every CT
 }
 
 PTX_INLINE void consume(u8* dst, const float* alpha, const Work& work, u64 pitch_bytes, u32 rank) {
-  const u32 first = blockIdx.x / CLUSTER_SIZE;
-  u32 s = 0, phase = 0;
+  u32 s = 0, phase = 0, first = blockIdx.x / CLUSTER_SIZE;
   for (u32 item = first; item < work.items; item += gridDim.x / CLUSTER_SIZE) {
     const u32 tile = item % work.num_tiles, tile_bytes = bytes_of(tile, work.row_bytes);
     const u32 row = item / work.num_tiles * CLUSTER_SIZE + rank;
+    const float row_alpha = alpha[row];
     u8* row_at = dst + row * pitch_bytes;
     wait_parity_cluster(full_at(s), phase);
-    if (part != COPY) scale_tile(stage_at(s), tile_bytes, alpha[row]);
+    if (part != COPY) scale_tile(stage_at(s), tile_bytes, row_alpha);
     fence_proxy_async_shared_cta();  // my accesses come before the bulk store and the next multicast
     bar_sync(1, CONSUMERS);
     if (threadIdx.x == 32) {

@@ -38,6 +38,7 @@ class ClusterConfig(PipelineConfig):
 
     file: ClassVar[str] = "cluster.cu"
 
+    num_stages: int = 4
     threads: int = 160
     cluster_size: int = field(default=2, kw_only=True)
     multicast: bool = field(default=True, kw_only=True)

@@ -51,6 +51,7 @@ __device__ __forceinline__ u32 chunk_at(u32 block, u32 row, u32 chunk) {
 
 __device__ __forceinline__ void produce(const TensorMap& a, const TensorMap& b, u32 tiles_n, u32 tiles,
                                         u32 blocks_k) {
+  prefetch_tensormap(&a), prefetch_tensormap(&b);  // both maps on their way before the first copy needs them
   Ring ring;
   for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const u32 row = tile / tiles_n * BLOCK, column = tile % tiles_n * BLOCK;

@@ -31,7 +31,7 @@ enum Part { BOTH, COPY, COMPUTE };
 constexpr Part part = PART;
 constexpr u32 CONSUMERS = THREADS - 32;  // warp 0 produces
 constexpr u32 COPIES = FULL_TX_BYTES / TILE_BYTES;  // that complete on full[s]: x and y, none for COMPUTE
-constexpr u32 STORES_IN_FLIGHT = NUM_STAGES > 1 ? 1 : 0;  // a stage is released when the next tile is stored
+constexpr u32 STORES_IN_FLIGHT = NUM_STAGES > 1 ? 1 : 0;  // released at the next store: take 3 stages or more
 constexpr u32 NO_TILE = 0xffffffff;
 
 extern __shared__ __align__(STAGE_ALIGN) u8 stages[];

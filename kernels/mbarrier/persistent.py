@@ -27,6 +27,7 @@ class PersistentConfig(PipelineConfig):
 
     file: ClassVar[str] = "persistent.cu"
 
+    num_stages: int = 4
     threads: int = 160
     batch_tiles: int = field(default=1, kw_only=True)
 

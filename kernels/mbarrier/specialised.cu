@@ -33,7 +33,7 @@ enum Part { BOTH, COPY, COMPUTE };
 constexpr Part part = PART;
 constexpr u32 COPIES = FULL_TX_BYTES / TILE_BYTES;  // that complete on full[s]: x and y, none for COMPUTE
 constexpr u32 SHARE_BYTES = (TILE_BYTES / 16 + CONSUMER_GROUPS - 1) / CONSUMER_GROUPS * 16;  // each
-constexpr u32 STORES_IN_FLIGHT = NUM_STAGES > 1 ? 1 : 0;  // a stage is released when the next tile is stored
+constexpr u32 STORES_IN_FLIGHT = NUM_STAGES > 1 ? 1 : 0;  // released at the next store: take 3 stages or more
 
 static_assert(TILE_BYTES % 16 == 0, "cp.async.bulk moves multiples of 16 bytes");
 static_assert(THREADS == 128 * (1 + CONSUMER_GROUPS), "roles are warpgroups");

@@ -29,6 +29,7 @@ class SpecialisedConfig(PipelineConfig):
 
     file: ClassVar[str] = "specialised.cu"
 
+    num_stages: int = 4
     threads: int = 3 * WARPGROUP
     producer_registers: int = field(default=40, kw_only=True)
     consumer_registers: int = field(default=0, kw_only=True)
