@@ -598,7 +598,7 @@ def test_many_bytes_are_limited_by_the_ports_of_an_sm() -> None:
     assert cycles == pytest.approx(65536 / cluster.bytes_per_cycle + cluster.latency_cycles, rel=0.1)
 
 
-# ------------------------------------------------------------------------------------------------- all together
+# ---------------------------------------------------------------------------------------------- all together
 
 _EXCHANGE = f"""
 .reg .b32 %v<8>;
@@ -639,15 +639,14 @@ st.global.u32 [%rd3], %r12;
 
 @every_schedule
 def test_values_passed_around_in_clusters_of_any_size(schedule: str) -> None:
-    """Each thread adds 1 to its word and puts it ``shift`` CTAs further, ``rounds`` times; numpy does the same."""
+    """Each thread adds 1 to its word and puts it ``shift`` CTAs further, again and again; so does numpy."""
     rng = np.random.default_rng(11)
     for size, block in ((1, 32), (2, 48), (3, 8), (8, 64), (16, 1)):
         clusters, rounds, shift = (int(rng.integers(1, high)) for high in (4, 5, size + 1))
         body = _EXCHANGE.format(block=block, shift=shift, rounds=rounds)
         data = ".shared .b64 bar;\n.shared .u32 data[64];"
-        got = run(
-            body, cluster=size, grid=size * clusters, block=block, shared=data, schedule=schedule, seed=size
-        )
+        options: Any = {"shared": data, "schedule": schedule, "seed": size}
+        got = run(body, cluster=size, grid=size * clusters, block=block, **options)
         words = np.arange(size * clusters)[:, None] * 100 + np.arange(block)
         words = words.reshape(clusters, size, block)
         for _ in range(rounds):
