@@ -51,10 +51,10 @@ class DescriptorConfig(BoxConfig):
         )
 
     @property
-    def static_bytes(self) -> int:
-        """Static shared memory: the two maps being edited, and the barriers."""
+    def static_shared_bytes(self) -> int:
+        """The barriers and the two maps being edited."""
         edited = 2 * MAP_BYTES if self.maps is Maps.FROM_DEVICE else 0
-        return edited + self.STAGE_ALIGN
+        return edited + super().static_shared_bytes
 
     @property
     def source(self) -> CudaSource:

@@ -23,10 +23,9 @@ from kernels.common import (
     require,
     tma_unavailable,
 )
+from kernels.staged import STAGE_ALIGN, BarrierPlan
 from smfree.cuda import CudaSource, DeviceArray, Stream
 
-STATIC_SHARED_BYTES = 128
-"""landed[], padded to the alignment of the buffers."""
 unavailable = tma_unavailable
 
 
@@ -52,7 +51,7 @@ class DsmemConfig:
 
     def __post_init__(self) -> None:
         require(isinstance(self.path, Path), "path is a Path", self.path, "use Path.BULK")
-        check_tile(self.tile_bytes, multiple_of=128)
+        check_tile(self.tile_bytes, multiple_of=STAGE_ALIGN)
         check_whole("cluster", self.cluster)
         require(2 <= self.cluster <= 8, "cluster is 2 to 8 CTAs", self.cluster, "use 4")
         check_threads(self.threads)
@@ -66,14 +65,14 @@ class DsmemConfig:
             )
 
     @property
-    def landed_arrivals(self) -> int:
-        """Arrivals that complete a phase of ``landed[b]``: thread 0's."""
-        return 1
+    def barriers(self) -> tuple[BarrierPlan, ...]:
+        """``landed[b]``, one per buffer: thread 0, and a tile."""
+        return (BarrierPlan("landed", {"thread 0": 1}, {"tile": self.tile_bytes}),)
 
     @property
-    def expect_tx_bytes(self) -> int:
-        """Bytes that complete a phase of ``landed[b]``: a tile."""
-        return self.tile_bytes
+    def static_shared_bytes(self) -> int:
+        """The barriers, padded to the alignment of the buffers."""
+        return STAGE_ALIGN
 
     @property
     def shared_bytes(self) -> int:
@@ -110,7 +109,7 @@ def rotate(
     """
     capabilities = check_call(config, DsmemConfig, src=src, dst=dst)
     check_available(unavailable(capabilities))
-    check_shared(config.shared_bytes + STATIC_SHARED_BYTES, capabilities)
+    check_shared(config.shared_bytes + config.static_shared_bytes, capabilities)
     check_whole("num_steps", num_steps)
     require(0 <= num_steps < 2**32, "num_steps is 0 to 2^32 - 1", num_steps, "use the number modulo cluster")
     check_operands("cp.async.bulk", dst, src)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.common import check_whole, require
+from kernels.staged import BarrierPlan
 from kernels.tma.ring import RingConfig
 from smfree.cuda import Capabilities
 
@@ -39,9 +40,9 @@ class ClusterConfig(RingConfig):
         )
 
     @property
-    def empty_arrivals(self) -> int:
-        """Arrivals that complete a phase of ``empty[s]``: one of each CTA, a copy overwrites them all."""
-        return self.cluster
+    def barriers(self) -> tuple[BarrierPlan, ...]:
+        """``full[s]``, and ``empty[s]``: every CTA, since a copy overwrites the stage in all of them."""
+        return (*super().barriers, BarrierPlan("empty", {"CTA": self.cluster}))
 
     @property
     def cluster_defines(self) -> dict[str, object]:

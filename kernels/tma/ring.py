@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kernels.common import OperandError, check_shared, check_stages, check_whole, persistent_grid, require
+from kernels.staged import MBARRIER_BYTES, STAGE_ALIGN, BarrierPlan, round_up
 from smfree.cuda import Capabilities, DeviceArray
 
 MAX_BOX = 256
@@ -16,11 +17,10 @@ MAX_BOX = 256
 class RingConfig:
     """``num_stages`` tiles in flight per CTA; at most ``max_ctas`` CTAs, which stride over the tiles (None:
     one per SM). Raises ConfigError.
-
-    ``STAGE_ALIGN``: alignment of a stage in bytes; the barriers, static, are padded to it.
     """
 
-    STAGE_ALIGN: ClassVar[int] = 128
+    stage_align: ClassVar[int] = STAGE_ALIGN
+    """Alignment of a stage in bytes."""
 
     num_stages: int = 4
     max_ctas: int | None = None
@@ -37,19 +37,19 @@ class RingConfig:
         raise NotImplementedError
 
     @property
-    def full_arrivals(self) -> int:
-        """Arrivals that complete a phase of ``full[s]``: the asking thread's."""
-        return 1
-
-    @property
-    def expect_tx_bytes(self) -> int:
-        """Bytes that complete a phase of ``full[s]``: those of a whole tile."""
-        return self.tile_bytes
+    def barriers(self) -> tuple[BarrierPlan, ...]:
+        """``full[s]``: the asking thread, and a whole tile."""
+        return (BarrierPlan("full", {"asking thread": 1}, {"tile": self.tile_bytes}),)
 
     @property
     def stage_bytes(self) -> int:
         """Distance of two stages in shared memory."""
-        return -(-self.tile_bytes // self.STAGE_ALIGN) * self.STAGE_ALIGN
+        return round_up(self.tile_bytes, self.stage_align)
+
+    @property
+    def static_shared_bytes(self) -> int:
+        """The barriers, padded to the alignment of the stages."""
+        return round_up(len(self.barriers) * self.num_stages * MBARRIER_BYTES, self.stage_align)
 
     @property
     def shared_bytes(self) -> int:
@@ -58,7 +58,7 @@ class RingConfig:
 
     def grid_for(self, num_tiles: int, capabilities: Capabilities) -> int:
         """CTAs to launch. Raises ConfigError when the stages do not fit the device's shared memory."""
-        check_shared(self.shared_bytes + self.STAGE_ALIGN, capabilities)
+        check_shared(self.shared_bytes + self.static_shared_bytes, capabilities)
         return persistent_grid(capabilities, min(num_tiles, self.max_ctas or num_tiles), 1)
 
 

@@ -46,7 +46,7 @@ class SwizzleConfig(RingConfig):
     multiple of 32. All ``threads`` read. Raises ConfigError.
     """
 
-    STAGE_ALIGN = 1024
+    stage_align = 1024
     """The longest pattern (PTX ISA, "Swizzling Modes")."""
 
     swizzle: Swizzle = Swizzle.B128
