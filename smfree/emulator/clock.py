@@ -166,18 +166,30 @@ class Clock:
         return np.maximum(done, self._memory(begin, nbytes * 1.0, missed, write=False)) + latency
 
     def bulk_store(
-        self, sm: I8, t: F8, nbytes: I8, miss_bytes: I8, requests: I8, *, tensor: bool = False
+        self,
+        sm: I8,
+        t: F8,
+        nbytes: I8,
+        miss_bytes: I8,
+        requests: I8,
+        *,
+        tensor: bool = False,
+        reduces: bool = False,
     ) -> tuple[F8, F8]:
         """``(source_read, performed)`` of bulk (or ``tensor``) copies from shared memory.
 
         ``source_read`` is what ``cp.async.bulk.wait_group.read`` waits for, ``performed`` what the plain form
-        waits for. Raises Unsupported when the profile has no TMA.
+        waits for. One that ``reduces`` has the missing bytes read from DRAM first. Raises Unsupported when
+        the profile has no TMA.
         """
         tma = self._require_tma()
         startup = tma.startup_cycles + (tma.tensor_startup_cycles if tensor else 0.0)
         latency = np.full(len(t), startup + self.profile.l2.write_latency_cycles)
         begin, done = self._tma_pass(tma, sm, t, nbytes, requests, latency)
         performed = np.maximum(done, self._memory(begin, nbytes * 1.0, miss_bytes, write=True)) + latency
+        if reduces:
+            fetched = self._memory(begin, np.zeros(len(t)), miss_bytes, write=False) + latency
+            performed = np.maximum(performed, fetched + self._load_latency(miss_bytes * 1.0))
         return done + startup, performed
 
     def bulk_cluster(self, sm: I8, peer: I8, t: F8, nbytes: I8) -> tuple[F8, F8]:

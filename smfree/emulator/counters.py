@@ -53,7 +53,7 @@ class Counters:
     bytes_through_registers: int = 0
     """Global bytes that thread loads and stores moved through registers."""
     bytes_async: int = 0
-    """Global bytes that cp.async and the TMA moved without registers."""
+    """Global bytes that cp.async and copies of the TMA moved without registers."""
     cp_async_requests: int = 0
     cp_async_sectors: int = 0
     """Sectors of the source addresses, apart from those of ``ld`` as in Nsight Compute."""

@@ -357,3 +357,22 @@ def test_a_reduction_needs_16_byte_units() -> None:
         body = _BODY.format(copies=f"{sizes}{_INTO}.add.u32 {text};\n{_WAIT}")
         with report(*phrases, "case.cu:30", kind=CopyFault):
             execute(body, shared=_SHARED, a=np.zeros(32, np.uint32), b=np.zeros(32, np.uint32))
+
+
+def test_a_reduction_into_lines_that_are_not_in_l2_reads_them_first() -> None:
+    """Cold, it reads and writes DRAM and takes its latency; a store of the same bytes only writes."""
+
+    def run(copy: str, *, cold: bool) -> tuple[float, int, int]:
+        m = Machine("timed")
+        target, new = m.put(np.zeros(32, np.uint32)), m.put(np.ones(32, np.uint32))
+        warm = "" if cold else "ld.global.u32 %r30, [%rd2+4];\nadd.u32 %r30, %r30, %r30;\n"
+        m.device.l2.flush()
+        params = struct.pack("<QQQI", 0, new, target, 0)
+        done = m.launch(kernel(_BODY.format(copies=warm + copy + _WAIT), shared=_SHARED), params, block=32)
+        return done.cycles, done.counters.dram_read_bytes, done.counters.dram_write_bytes
+
+    store = _STORE.replace("+64", "").replace("64;", "128;")
+    add, plain, hit = run(_ADD, cold=True), run(store, cold=True), run(_ADD, cold=False)
+    assert (add[1] - plain[1], add[2], plain[2]) == (128, 128, 128)
+    assert add[0] > plain[0] + 200
+    assert hit[2] == 0 and hit[1] - plain[1] == 4

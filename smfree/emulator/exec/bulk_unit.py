@@ -82,9 +82,9 @@ class BulkUnit:
                 )  # fmt: skip
             requests = lanes.n if isinstance(part, slice) else len(part)
             if launch.clock is not None:
-                hits, ready = self._boxes(tensor, coords[part], write=False)
+                misses, ready = self._boxes(tensor, coords[part], write=False)
                 sizes = np.full(requests, tensor.box_bytes)
-                self._time_load(g, batch, part, which, sizes, hits, ready, tensor=True)
+                self._time_load(g, batch, part, which, sizes, sizes - misses, ready, tensor=True)
             self._issued(g, batch, requests)
 
     def tensor_store(self, g: Group, src: Any, maps: Any, coords: Any, op: str | None = None) -> None:
@@ -100,8 +100,8 @@ class BulkUnit:
                 )  # fmt: skip
             self.copies.bulk_groups.add(batch)
             if launch.clock is not None:
-                hits, _ = self._boxes(tensor, coords[which], write=True)
-                self._time_store(g, batch, which, np.maximum(batch.nbytes - hits, 0), tensor=True)
+                misses, _ = self._boxes(tensor, coords[which], write=True)
+                self._time_store(g, batch, which, misses, tensor=True)
             self._issued(g, batch, len(batch))
 
     def prefetch_tensor(self, g: Group, maps: Any, coords: Any) -> None:
@@ -142,14 +142,14 @@ class BulkUnit:
     # ---------------------------------------------------------------- time and counters
 
     def _boxes(self, tensor: TensorMap, coords: Any, *, write: bool) -> tuple[Any, Any]:
-        """Per box: bytes that L2 holds, row by row; when prefetches of its rows are complete."""
+        """Per box: bytes inside the tensor that L2 lacks; when prefetches of its rows are complete."""
         box, start, sizes = _rows(tensor, coords)
         ready = np.full(len(coords), -np.inf)
         if not len(box):
             return np.zeros(len(coords), np.int64), ready
-        hits = self.launch.memory.range_hits(start, sizes, write=write)
+        misses = sizes - self.launch.memory.range_hits(start, sizes, write=write)
         np.maximum.at(ready, box, self.prefetches.ready(start, sizes))
-        return np.bincount(box, hits, len(coords)).astype(np.int64), ready
+        return np.bincount(box, misses, len(coords)).astype(np.int64), ready
 
     def _start(self, g: Group, which: Any) -> tuple[Any, Any, Any]:
         """SM and time of each element's issue, and one request each."""
@@ -172,8 +172,11 @@ class BulkUnit:
         clock = self.launch.clock
         assert clock is not None
         sm, t, ones = self._start(g, which)
+        reduces = batch.kind.reduces
+        if reduces:
+            self.launch.counters.dram_read_bytes += int(misses.sum())
         batch.read_at[:], batch.complete_at[:] = clock.bulk_store(
-            sm, t, batch.nbytes, misses, ones, tensor=tensor
+            sm, t, batch.nbytes, misses, ones, tensor=tensor, reduces=reduces
         )
 
     def _issued(self, g: Group, batch: PendingCopies, requests: int) -> None:
