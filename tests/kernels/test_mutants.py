@@ -6,7 +6,7 @@ completes copies late. An engine that completes a copy when it is issued would p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from kernels.engine import ENGINES
 from kernels.lsu.copy_async import AsyncCopyConfig
 from kernels.tma.bulk import BulkConfig
 from kernels.tma.tensor2d import Tensor2dConfig
-from smfree.cuda import CudaSource, Device, KernelFaultError
+from smfree.cuda import Device, KernelFaultError
+from tests.kernels.mutant_kit import mutated
 
 TILE = 1024
 LENGTH = 200 * TILE + 48
@@ -34,17 +35,7 @@ class Mutant:
 
     @property
     def mutated(self) -> Any:
-        source = self.config.source
-        text = source.read().decode()
-        assert text.count(self.line) == 1, f"{self.line!r} stands once in {source.name}"
-        text = text.replace(self.line, self.replacement)
-
-        class Mutated(type(self.config)):  # type: ignore[misc]
-            @property
-            def source(self) -> CudaSource:
-                return CudaSource(source.path, dict(source.defines), text=text)
-
-        return Mutated(**{field.name: getattr(self.config, field.name) for field in fields(self.config)})
+        return mutated(self.config, (self.line, self.replacement))
 
 
 DEADLOCKS = {

@@ -34,6 +34,8 @@ SCHEDULES = (
     ("random", 3),
 )
 SIZES = ("0", "1", "tile-1", "tile", "tile+1", "ragged", "wraps")
+HALVES = ((Part.BOTH, 0), (Part.BOTH, 9), (Part.COPY, 9), (Part.COMPUTE, 1))
+"""What is compiled in, and FMAs per element."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,12 @@ class Point:
     schedule: tuple[str, int]
     stages: int
     size: str
-    part: Part
-    work: int
+    half: tuple[Part, int]
 
     def __str__(self) -> str:
         schedule = f"{self.schedule[0]}{self.schedule[1] or ''}"
-        return (
-            f"{self.name}-{self.spec}-{schedule}-{self.stages}stages-{self.size}-{self.part}-{self.work}fma"
-        )
+        part, work = self.half
+        return f"{self.name}-{self.spec}-{schedule}-{self.stages}stages-{self.size}-{part}-{work}fma"
 
     @property
     def elements(self) -> int:
@@ -81,8 +81,7 @@ def _rows(name: str, config: pytest.Config) -> list[pairwise.Row]:
         "schedule": SCHEDULES,
         "stages": range(1, pipeline.max_stages + 1),
         "size": SIZES,
-        "part": list(Part),
-        "work": (0, 1, 9),
+        "half": HALVES,
     }
     return pairwise.rows(axes, config)
 
@@ -150,7 +149,8 @@ def run(device: Device, pipeline: Pipeline, config: Any, elements: int, seed: in
 
 def test_axpy_is_bitwise_right(point: Point) -> None:
     pipeline = PIPELINES[point.name]
-    config = pipeline.config(4 * TILE, point.stages, work=point.work, part=point.part, max_ctas=CTAS)
+    part, work = point.half
+    config = pipeline.config(4 * TILE, point.stages, work=work, part=part, max_ctas=CTAS)
     schedule, seed = point.schedule
     with Device.open(point.spec, schedule=schedule, seed=seed) as device:
         run(device, pipeline, config, point.elements, seed=point.elements + seed)
