@@ -37,34 +37,40 @@ ld.param.u32 %r13, [at+12];
 ld.param.u32 %r14, [at+16];
 """
 _LOAD = """
-mbarrier.init.shared::cta.b64 [%r20], 1;
-mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20], {nbytes};
+setp.eq.u32 %p1, %r2, 0;
+@%p1 mbarrier.init.shared::cta.b64 [%r20], 1;
+@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20], {nbytes};
 .loc 1 30 0
-cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes
+@%p1 cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes
     [%r22], [%rd6, {{{coords}}}], [%r20];
+bar.sync 0;
 W:
 mbarrier.try_wait.parity.shared::cta.b64 %p8, [%r20], 0;
 @!%p8 bra W;
 """
-#: shared tile -> out, or out -> shared tile, {words} words by one thread.
+#: shared tile -> out, or out -> shared tile, {words} words.
 _LOOP = """
-mov.u32 %r30, 0;
+mov.u32 %r30, %r2;
 L:
+setp.ge.u32 %p2, %r30, {words};
+@%p2 bra DONE;
 shl.b32 %r31, %r30, 2;
 add.u32 %r32, %r22, %r31;
 cvt.u64.u32 %rd10, %r31;
 add.s64 %rd10, %rd10, {pointer};
 {body}
-add.u32 %r30, %r30, 1;
-setp.lt.u32 %p2, %r30, {words};
-@%p2 bra L;
+add.u32 %r30, %r30, 128;
+bra L;
+DONE:
 """
 _OUT = "ld.shared.u32 %r33, [%r32];\nst.global.u32 [%rd10], %r33;"
 _IN = "ld.global.u32 %r33, [%rd10];\nst.shared.u32 [%r32], %r33;"
 _STORE = """
 fence.proxy.async.shared::cta;
+bar.sync 0;
+setp.eq.u32 %p1, %r2, 0;
 .loc 1 40 0
-cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group [%rd6, {{{coords}}}], [%r22];
+@%p1 cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group [%rd6, {{{coords}}}], [%r22];
 cp.async.bulk.commit_group;
 cp.async.bulk.wait_group 0;
 """
@@ -77,11 +83,11 @@ def names(rank: int) -> str:
 def run(
     body: str, packed: bytes, coords: list[int], machine: Machine, out: int, a: int, shared: str = SHARED
 ) -> None:
-    """One thread; the map and the coordinates are kernel parameters."""
+    """128 threads, of which one copies; the map and the coordinates are kernel parameters."""
     k = kernel(_HEAD + body, shared=shared, params=MAP)
     params = struct.pack("<QQQI", out, a, 0, 0).ljust(MAP_OFFSET, b"\0") + packed
     params += struct.pack("<5i", *coords, *(0,) * (5 - len(coords))).ljust(40, b"\0")
-    machine.launch(k, params, block=1)
+    machine.launch(k, params, block=128)
 
 
 def tile(tensor: np.ndarray, box: list[int], steps: list[int], at: list[int], fill: int) -> np.ndarray:

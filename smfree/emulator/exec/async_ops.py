@@ -100,7 +100,8 @@ def _is_predicate(dec: Decoder, operand: ast.Operand) -> bool:
 
 def _mbarrier_arrive(dec: Decoder, ins: ast.Instr) -> Visible:
     dec.only("async", "mbarrier", "arrive", "noinc", "shared", "shared::cta", "b64")
-    keys, launch = shared_keys(dec, ins.operands[0]), dec.launch
+    remedy = "cp.async.mbarrier.arrive works on a barrier of its own CTA"
+    keys, launch = shared_keys(dec, ins.operands[0], own_only=remedy), dec.launch
     counted = "noinc" in ins.modifiers
 
     def act(g: Group) -> bool:

@@ -34,6 +34,8 @@ def instruction_class(instr: ast.Instr) -> str:
         return "branch"
     if op in ("fence", "membar"):
         return "fence"
+    if op == "tensormap":
+        return "tensor map"
     if op in ("elect", "vote", "shfl", "activemask", "redux"):
         return "warp"
     if op in ("ldmatrix", "stmatrix"):
