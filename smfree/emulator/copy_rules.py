@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from smfree.emulator.bytespace import AWAITS_COPY, BARRIER, UNWRITTEN, WRITTEN, as_addresses, or_reduce
-from smfree.emulator.errors import CopyFault, MemoryFault, Severity, Unsupported
+from smfree.emulator.errors import BarrierFault, CopyFault, MemoryFault, Severity, Unsupported
 from smfree.emulator.pending import CopyKind, CopyTracker, by_size
 from smfree.emulator.tensor_mover import TensorMover
 from smfree.emulator.tensormap import SHARED_ALIGNMENT, SWIZZLE_PERIOD, SWIZZLE_SPAN, Swizzle, TensorMap
@@ -148,18 +148,23 @@ class CopyRules(CopyTracker):
         """Check the destinations in shared memory and close them."""
         for size, which in by_size(sizes):
             if reduces:
-                self._reducible(dst[which], size, f"{what} ({label})" if label else what)
+                self._reducible(dst[which], size, f"{what} ({label})" if label else what, which)
             else:
                 self._open_destination(dst[which], size, what, label, which)
-        for size, which in by_size(sizes):
             if size:
                 self.shared.mark(dst[which], size, AWAITS_COPY)
 
-    def _reducible(self, dst: np.ndarray, nbytes: int, what: str) -> None:
+    def _reducible(self, dst: np.ndarray, nbytes: int, what: str, which: np.ndarray) -> None:
         """A reduction's destination: inside, written, no barrier; of copies in flight only reductions."""
-        self.shared.check_range(dst, nbytes, f"{what} destination")
         for i, start in enumerate(dst.tolist()):
-            cells = self.shared.written[start : start + nbytes]
+            one, cells = dst[i : i + 1], self.shared.written[start : start + nbytes]
+            try:
+                self.shared.check_range(one, nbytes, f"{what} destination")
+                if (cells == BARRIER).any():
+                    self.shared.judge_range(one, nbytes, what)
+            except (BarrierFault, MemoryFault) as fault:
+                fault.index = int(which[i])
+                raise
             others = [b.describe(k) for b, k in self._copies_at(start, nbytes, True) if not b.kind.reduces]
             others += [b.describe(k) for b, k in self._copies_at(start, nbytes, False)]
             if others:
@@ -167,10 +172,8 @@ class CopyRules(CopyTracker):
                     f"{what} of {nbytes} bytes at {self.shared.place(start)} meets bytes of {others[0]}, "
                     "which is not complete; wait for it first, only reductions may overlap",
                     rule="copy.overlap",
-                    index=i,
+                    index=int(which[i]),
                 )
-            if (cells == BARRIER).any():
-                self.shared.judge_range(dst[i : i + 1], nbytes, what)
             if (cells == UNWRITTEN).any():
                 self.report(
                     CopyFault(
@@ -178,7 +181,7 @@ class CopyRules(CopyTracker):
                         f"({int((cells == UNWRITTEN).sum())} bytes from {self.shared.place(start)}); "
                         "initialise them first",
                         rule="copy.destination_unwritten",
-                        index=i,
+                        index=int(which[i]),
                     )
                 )
 
@@ -191,7 +194,7 @@ class CopyRules(CopyTracker):
             self.shared.check_range(dst, nbytes, f"{what} destination")
             if self.shared.busy(dst, nbytes):
                 self.shared.judge_range(dst, nbytes, f"{what} ({label})" if label else what)
-        except (CopyFault, MemoryFault) as fault:
+        except (BarrierFault, CopyFault, MemoryFault) as fault:
             if which is not None and fault.index is not None:
                 fault.index = int(which[fault.index])
             raise

@@ -379,3 +379,16 @@ def test_rules_of_st_async_and_red_async() -> None:
         go(send("mov.b64 %rd8, 1;\n" + ST_ASYNC.replace(".b32", ".b64").replace("%r14", "%rd8")))
     with report("touches a live mbarrier", "case.cu:35", rule="mbarrier.plain_access"):
         go(send(ST_ASYNC.replace("[%r10]", "[%r11]")))
+
+
+def test_copies_of_two_sizes_in_one_instruction_do_not_overlap() -> None:
+    """Two threads copy 128 and 64 bytes; the second's place lies in the first's."""
+    body = SYNC + "setp.lt.u32 %p2, %r2, 2;\nmov.u32 %r10, 128;\n@!%p1 mov.u32 %r10, 64;\n"
+    body += "mov.u32 %r11, %r22;\n@!%p1 add.u32 %r11, %r22, {gap};\n.loc 1 35 0\n"
+    body += (
+        "@%p2 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r11], [%rd1], %r10, [%r20];\n"
+    )
+    expect = EXPECT.format(nbytes=192)
+    with report("case.cu:35", "CTA 0 thread", rule="copy.overlap", kind=CopyFault):
+        go(expect + body.format(gap=64), grid=2)
+    go(expect + body.format(gap=128) + WAIT, grid=2)

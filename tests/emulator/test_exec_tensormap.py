@@ -338,3 +338,16 @@ def test_memory_faults_of_a_map_s_tensor_name_the_lane() -> None:
     with report("CTA 0 thread 0", "case.cu:40", rule="memory.bounds", kind=MemoryFault):
         grown = "@%p1 tensormap.replace.tile.global_dim.global.b1024.b32 [%rd1], 1, 100000;\n"
         go(grown + RELEASE + acquire() + use().replace("mov.u32 %r11, 8;", "mov.u32 %r11, 9000;"))
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_a_finding_among_several_maps_names_its_cta(wrong: int) -> None:
+    """Two different maps in three CTAs; one of them starts its box off a 16-byte boundary."""
+    body = SLOT + COPY_IN + "setp.eq.u32 %p4, %r3, 1;\n@!%p4 bra OLD;\n" + EDIT_SHARED + "OLD:\n"
+    body += PUBLISH.format(dst="%rd12") + acquire("%rd12")
+    crooked = f"mov.u32 %r10, 4;\nsetp.eq.u32 %p6, %r3, {wrong};\n@%p6 mov.u32 %r10, 5;\n"
+    load = use("%rd12").replace("mov.u32 %r10, 4;\n", crooked)
+    with report(
+        "must start at a multiple of 16 bytes", f"at CTA {wrong} thread 0", rule="tensor.inner_start"
+    ):
+        go(body + load, grid=3, maps=4)

@@ -125,10 +125,12 @@ class BulkUnit:
             yield
             return
         report = self.engine.report
+        told: list[EmulationError] = []  # a reported finding may come back as an exception
 
         def among(finding: EmulationError) -> EmulationError:
-            if finding.index is not None:
+            if finding.index is not None and not any(finding is f for f in told):
                 finding.index = int(which[finding.index])
+                told.append(finding)
             return finding
 
         self.engine.report = lambda finding: report(among(finding))
