@@ -204,6 +204,15 @@ def test_coordinates_must_match_the_rank_of_the_map() -> None:
         run(body, packed(m.put(data)), [0, 0], m, 0, 0)
 
 
+def test_a_parameter_s_address_converted_twice() -> None:
+    """Seen from NVRTC 13.5 for sm_100a, where ptxas adds the base of the window twice, too."""
+    packed, _, _, data = make(1, "NONE")
+    m = Machine()
+    body = "cvta.param.u64 %rd6, %rd6;\n" + _LOAD.format(rank=1, coords=names(1), nbytes=64)
+    with report("has been through cvta.param twice", "case.cu:30", kind=CopyFault):
+        run(body, packed(m.put(data)), [0], m, 0, 0)
+
+
 @pytest.mark.parametrize(
     "text",
     [

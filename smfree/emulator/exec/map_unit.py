@@ -64,8 +64,20 @@ class MapUnit:
             yield np.array(which), tensor, in_memory
 
     def check_window(self, addresses: Any) -> None:
-        """A map in local memory means that the compiler copied a by-value parameter: case E14."""
+        """A map in local memory means that the compiler copied a by-value parameter: case E14.
+
+        NVRTC 13.5 can convert the address of a parameter that is passed on by reference twice, and ptxas adds
+        the window's base twice then.
+        """
         window = addresses // WINDOW_BYTES * WINDOW_BYTES
+        twice = np.flatnonzero(window == 2 * PARAM_WINDOW)
+        if len(twice):
+            raise CopyFault(
+                "the tensor map's address has been through cvta.param twice: the compiler did so to a "
+                "parameter that is captured or passed on by reference; pass a pointer to it (const TensorMap*)",
+                rule="tensormap.address_converted_twice",
+                index=int(twice[0]),
+            )
         local = np.flatnonzero(window == LOCAL_WINDOW)
         if len(local):
             raise CopyFault(
