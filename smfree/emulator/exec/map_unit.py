@@ -74,7 +74,7 @@ class MapUnit:
         if len(twice):
             raise CopyFault(
                 "the tensor map's address has been through cvta.param twice: the compiler did so to a "
-                "parameter that is captured or passed on by reference; pass a pointer to it (const TensorMap*)",
+                "parameter that is captured or passed on by reference; pass a pointer to it instead",
                 rule="tensormap.address_converted_twice",
                 index=int(twice[0]),
             )
