@@ -62,6 +62,7 @@ __device__ __forceinline__ void teach(u32* seen, const u8* src) {
     wait_parity(bar, 0);
     seen[8] = mbarrier_test_wait_parity(bar, 0);  // the bytes landed
   }
+  mbarrier_inval(bar);  // from here its 8 bytes may hold something else, or be initialised again
 }
 
 __device__ __forceinline__ void measure_alone(u64* cycles, u32 parity) {  // one thread
