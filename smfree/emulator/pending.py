@@ -314,12 +314,10 @@ class CopyTracker:
                     else "cp.async.bulk.wait_group.read 0 by its issuer"
                 )
                 sides = (batch.dst if batch.kind.to_shared else batch.src, batch.src)
-                gone = next(
-                    int(a[i]) // self.shared.pitch for a in sides if a[i] // self.shared.pitch in slots
-                )
+                gone = next(s for s in (int(a[i]) // self.shared.pitch for a in sides) if s in slots)
                 raise CopyFault(
-                    f"{self.shared.name_slot(gone)} exits while {batch.describe(i)} still uses its shared memory "
-                    f"({len(which)} such copies); {cure} before returning",
+                    f"{self.shared.name_slot(gone)} exits while {batch.describe(i)} still uses its shared "
+                    f"memory ({len(which)} such copies); {cure} before returning",
                     rule="copy.exit",
                     index=0,
                 )
