@@ -21,6 +21,14 @@ struct b32x2 { u32 x, y; };
 struct b32x4 { u32 x, y, z, w; };
 struct b32x8 { b32x4 low, high; };
 
+// The generic address of a map among the kernel's parameters, taken once. From several uses of `&map` NVRTC
+// 13.5 may, for sm_100, add the base of the parameters twice; smfree refuses such code.
+PTX_INLINE const TensorMap* tensor_map_address(const TensorMap& map) {
+  const TensorMap* address;
+  asm volatile("mov.u64 %0, %1;" : "=l"(address) : "l"(&map) : "memory");
+  return address;
+}
+
 PTX_INLINE u32 smem_addr(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // ---- ld and st: global memory, one overload per width -------------------------------------------
@@ -199,14 +207,22 @@ PTX_INLINE bool mbarrier_try_wait_parity(u32 mbar, u32 parity) {  // false: not 
                : "=r"(done) : "r"(mbar), "r"(parity) : "memory");
   return done != 0;
 }
-// The wait for arrivals of other CTAs of the cluster: acquires at their scope.
-PTX_INLINE bool mbarrier_try_wait_parity_cluster(u32 mbar, u32 parity) {
+// The wait for arrivals of other CTAs of the cluster: fence_acquire_shared_cluster comes after it.
+PTX_INLINE bool mbarrier_try_wait_parity_relaxed_cluster(u32 mbar, u32 parity) {
   u32 done;
   asm volatile("{\n\t.reg .pred complete;\n\t"
-               "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 complete, [%1], %2;\n\t"
+               "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 complete, [%1], %2;\n\t"
                "selp.b32 %0, 1, 0, complete;\n\t}"
                : "=r"(done) : "r"(mbar), "r"(parity) : "memory");
   return done != 0;
+}
+// The fences of relaxed arrivals and waits, for what lies in shared memory only: an arrival with
+// .release.cluster costs a MEMBAR.ALL.GPU, a wait with .acquire.cluster an L1 flush.
+PTX_INLINE void fence_acquire_shared_cluster() {
+  asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
+}
+PTX_INLINE void fence_release_shared_cta() {  // what this CTA's own shared memory holds, and was read of it
+  asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
 }
 
 // The loop that every consumer needs: returns when the phase of this parity has completed. try_wait sleeps in
@@ -222,7 +238,8 @@ PTX_INLINE void wait_parity(u32 mbar, u32 parity) {
 #endif
 }
 PTX_INLINE void wait_parity_cluster(u32 mbar, u32 parity) {
-  while (!mbarrier_try_wait_parity_cluster(mbar, parity)) {}
+  while (!mbarrier_try_wait_parity_relaxed_cluster(mbar, parity)) {}
+  fence_acquire_shared_cluster();
 }
 #endif
 
@@ -256,12 +273,11 @@ PTX_INLINE void st_async_shared_cluster(u32 dst, const b32x4& src, u32 mbar) {  
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
                :: "r"(dst), "r"(src.x), "r"(src.y), "r"(src.z), "r"(src.w), "r"(mbar) : "memory");
 }
-PTX_INLINE void mbarrier_arrive_shared_cluster(u32 mbar) {
+PTX_INLINE void mbarrier_arrive_shared_cluster(u32 mbar) {  // releases stores to other CTAs, too
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(mbar) : "memory");
 }
-PTX_INLINE void mbarrier_arrive_expect_tx_shared_cluster(u32 mbar, u32 tx_bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;"
-               :: "r"(mbar), "r"(tx_bytes) : "memory");
+PTX_INLINE void mbarrier_arrive_relaxed_shared_cluster(u32 mbar) {  // after fence_release_shared_cta
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" :: "r"(mbar) : "memory");
 }
 
 // ---- cp.async.bulk: the TMA, sm_90 and later ----------------------------------------------------
@@ -451,9 +467,6 @@ PTX_INLINE void fence_proxy_async_shared_cta() {
 }
 PTX_INLINE void fence_proxy_async_shared_cluster() {  // the same for shared memory of the cluster's CTAs
   asm volatile("fence.proxy.async.shared::cluster;" ::: "memory");
-}
-PTX_INLINE void fence_proxy_async_global() {  // the same for global memory
-  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 PTX_INLINE void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 

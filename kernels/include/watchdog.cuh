@@ -32,7 +32,7 @@ PTX_INLINE u64 globaltimer_now();
 
 PTX_INLINE u32 watchdog_ask(u32 mbar, u32 parity) {
 #if __CUDA_ARCH__ >= 900
-  return mbarrier_try_wait_parity_cluster(mbar, parity);  // other CTAs may have arrived there
+  return mbarrier_try_wait_parity_relaxed_cluster(mbar, parity);  // other CTAs may have arrived there
 #else
   return mbarrier_test_wait_parity(mbar, parity);
 #endif
@@ -77,8 +77,9 @@ PTX_INLINE void wait_parity(u32 mbar, u32 parity, u32 line = __builtin_LINE()) {
 }
 PTX_INLINE void wait_parity_cluster(u32 mbar, u32 parity, u32 line = __builtin_LINE()) {
   const u64 begin = globaltimer_now();
-  while (!mbarrier_try_wait_parity_cluster(mbar, parity)) {
+  while (!mbarrier_try_wait_parity_relaxed_cluster(mbar, parity)) {
     const u64 waited_ns = globaltimer_now() - begin;
     if (waited_ns > WATCHDOG_NS) watchdog_expire(mbar, parity, line, waited_ns);
   }
+  fence_acquire_shared_cluster();
 }

@@ -90,11 +90,10 @@ PTX_INLINE void scale_tile(u32 stage, u32 tile_bytes, float alpha) {  // in plac
 }
 
 PTX_INLINE void release(u32 s) {  // the stage has been read here: tell every CTA that writes it
-  if constexpr (MULTICAST)
-    for (u32 peer = 0; peer < CLUSTER_SIZE; ++peer)
-      mbarrier_arrive_shared_cluster(mapa_shared_cluster(empty_at(s), peer));
-  else
-    mbarrier_arrive(empty_at(s));
+  if constexpr (!MULTICAST) return (void)mbarrier_arrive(empty_at(s));
+  fence_release_shared_cta();  // once, for all the arrivals
+  for (u32 peer = 0; peer < CLUSTER_SIZE; ++peer)
+    mbarrier_arrive_relaxed_shared_cluster(mapa_shared_cluster(empty_at(s), peer));
 }
 
 PTX_INLINE void consume(u8* dst, const float* alpha, const Work& work, u64 pitch_bytes, u32 rank) {

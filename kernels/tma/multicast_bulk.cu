@@ -83,8 +83,9 @@ tma_multicast_bulk(u8* dst, const u8* src, u64 num_bytes, u64 row_pitch) {
       if (request < num_tiles) {
         cp_async_bulk_wait_group_read<0>();  // this CTA's store has read its stage ...
         if constexpr (MULTICAST) {
+          fence_release_shared_cta();
           for (u32 peer = 0; peer < CLUSTER; ++peer)  // ... tell all who fill it
-            mbarrier_arrive_shared_cluster(mapa_shared_cluster(empty_at(s), peer));
+            mbarrier_arrive_relaxed_shared_cluster(mapa_shared_cluster(empty_at(s), peer));
           wait_parity_cluster(empty_at(s), phase);
         }
         load(s);

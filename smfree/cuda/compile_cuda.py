@@ -20,6 +20,7 @@ from smfree.cuda.store import key_of
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
 _NEEDS_ARCH_SUFFIX = ("wgmma", "setmaxnreg", "tcgen05", "cta_group", "multimem.cp")
+_CVTA_PARAM = re.compile(r"cvta\.param\.u64\s+(?P<to>%rd\d+), (?P<from>%rd\d+);")
 _BASE_OPTIONS = ("-lineinfo", "-default-device", "--std=c++17", "--ptxas-options=-v")
 
 
@@ -187,6 +188,13 @@ def _compile(
         ptx = _output(program, "nvrtcGetPTX").rstrip(b"\0 ").decode()
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+    if line := _converted_twice(ptx):
+        raise CompileError(
+            f"{version} made wrong code of {source.name} for {arch}: `{line}` converts the address of a "
+            "parameter that has been converted before, so it points outside",
+            options=options,
+            hints=["take each parameter's address once, as tensor_map_address of ptx.cuh does"],
+        )
     return make_image(
         name=source.name,
         arch=arch,
@@ -197,6 +205,13 @@ def _compile(
         options=options,
         compile_seconds=time.perf_counter() - started,
     )
+
+
+def _converted_twice(ptx: str) -> str | None:
+    """The first ``cvta.param`` of a register that a ``cvta.param`` made, which NVRTC 13.5 emits now and then
+    for sm_100; ptxas then adds the base of the parameters twice."""
+    generic = {match["to"] for match in _CVTA_PARAM.finditer(ptx)}
+    return next((match[0] for match in _CVTA_PARAM.finditer(ptx) if match["from"] in generic), None)
 
 
 def _output(program: object, name: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 from pathlib import Path
 
@@ -205,3 +206,27 @@ def test_disassembler_of_the_wheel_comes_first() -> None:
     tools = find_disassemblers()
     assert tools and "nvidia" in tools[0].parts
     assert subprocess.run([tools[0], "--version"], capture_output=True, check=True).stdout
+
+
+def test_an_address_of_a_parameter_that_the_compiler_converts_twice_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What NVRTC 13.5 made of one kernel for sm_100a; SASS then added the base of the parameters twice."""
+    made = """
+	cvta.param.u64 	%rd4, %rd3;
+	cvta.param.u64 	%rd1, %rd2;
+	cvta.param.u64 	%rd5, %rd4;
+"""
+    compiler = importlib.import_module("smfree.cuda.compile_cuda")
+    assert compiler._converted_twice(made) == "cvta.param.u64 \t%rd5, %rd4;"
+    assert compiler._converted_twice(made.replace("%rd5, %rd4", "%rd5, %rd3")) is None
+
+    output = compiler._output
+    monkeypatch.setattr(
+        compiler,
+        "_output",
+        lambda program, name: made.encode() if name == "nvrtcGetPTX" else output(program, name),
+    )
+    twice = CudaSource("twice.cu", {"TWICE": 1}, text="__global__ void twice() {}")
+    with pytest.raises(CompileError, match=r"made wrong code of twice.cu .* `cvta.param.u64 \t%rd5, %rd4;`"):
+        compile_cuda(twice, "sm_100a")

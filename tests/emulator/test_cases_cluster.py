@@ -247,7 +247,7 @@ _OWN = "mbarrier.init, inval and the waits act on barriers of the own CTA only"
         ("ld_shared(v, data)", "ld.shared", _NEEDS),
         ("st_shared(data, v)", "st.shared", _NEEDS),
         ("mbarrier_init(theirs, 1)", "mbarrier.init", _OWN),
-        ("mbarrier_try_wait_parity_cluster(theirs, 1)", "mbarrier.try_wait.parity", _OWN),
+        ("mbarrier_try_wait_parity_relaxed_cluster(theirs, 1)", "mbarrier.try_wait.parity", _OWN),
         ("mbarrier_test_wait_parity(theirs, 1)", "mbarrier.test_wait.parity", _OWN),
     ],
 )

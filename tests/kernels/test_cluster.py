@@ -124,7 +124,7 @@ def test_the_compute_half_moves_nothing_and_the_copy_half_computes_nothing() -> 
     assert copy.mbarrier_arrivals == compute.mbarrier_arrivals == both.mbarrier_arrivals > 0
 
 
-RELEASE = "mbarrier_arrive_shared_cluster(mapa_shared_cluster(empty_at(s), peer));"
+RELEASE = "mbarrier_arrive_relaxed_shared_cluster(mapa_shared_cluster(empty_at(s), peer));"
 CLOSING = """  __syncwarp();  // the cluster barriers are aligned: the whole warp, together
   barrier_cluster_arrive();
   barrier_cluster_wait();

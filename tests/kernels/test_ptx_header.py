@@ -12,10 +12,7 @@ from kernels.common import KERNELS
 
 HEADER = (KERNELS / "include" / "ptx.cuh").read_text()
 KERNEL_FILES = sorted(KERNELS.glob("*/*.cu"))
-RENAMED = {
-    "mov_u64_clock64": "clock64_now",
-    "mov_u64_globaltimer": "globaltimer_now",
-}
+NAMED_BY_MEANING = {"tensor_map_address"}  # a mov that hides a conversion from the compiler
 SPACES = {"shared::cta": "shared", "shared::cluster": "shared"}
 
 
@@ -37,7 +34,7 @@ def _wrappers() -> list[Wrapper]:
     functions = re.split(r"(?=^PTX_INLINE )", HEADER, flags=re.MULTILINE)[1:]
     found = []
     for text in functions:
-        name = re.match(r"PTX_INLINE \w+ (\w+)\(", text)
+        name = re.match(r"PTX_INLINE [\w ]+[ *](\w+)\(", text)
         statement = re.search(r"asm volatile\((.*?)\);", text, re.DOTALL)
         if name and statement:
             found.append(Wrapper(name[1], statement[1]))
@@ -56,6 +53,9 @@ def test_every_asm_statement_is_volatile_and_clobbers_memory() -> None:
 @pytest.mark.parametrize("wrapper", WRAPPERS, ids=[f"{w.name}-{i}" for i, w in enumerate(WRAPPERS)])
 def test_a_function_bears_its_instructions_name(wrapper: Wrapper) -> None:
     """The words of the name stand, in this order, in the instruction (copies name the destination first)."""
+    if wrapper.name in NAMED_BY_MEANING:
+        assert wrapper.instruction == "mov.u64 %0, %1"
+        return
     words = re.split(r"[.:\s,%\[\]{}]+", wrapper.instruction)
     joined = "_".join(words)
     at = -1
@@ -77,9 +77,11 @@ def test_the_header_includes_nothing_and_is_the_only_include_of_every_kernel() -
 
 
 def test_every_function_of_the_header_is_used_by_a_kernel() -> None:
+    """By a kernel, or by another function of the header."""
     code = "\n".join(file.read_text() for file in KERNEL_FILES)
     for wrapper in WRAPPERS:
-        assert re.search(rf"\b{wrapper.name}\b", code), f"{wrapper.name} is used by no kernel"
+        used = re.search(rf"\b{wrapper.name}\b", code) or len(re.findall(rf"\b{wrapper.name}\(", HEADER)) > 1
+        assert used, f"{wrapper.name} is used by no kernel"
 
 
 @pytest.mark.parametrize("file", KERNEL_FILES, ids=[f"{f.parent.name}/{f.name}" for f in KERNEL_FILES])
@@ -95,5 +97,5 @@ def test_a_kernel_file_explains_itself_and_stays_short(file: Path) -> None:
 
 def test_the_header_fits_its_limits() -> None:
     lines = HEADER.splitlines()
-    assert len(lines) <= 480  # every instruction of every kernel; sections, found by their headings
+    assert len(lines) <= 500  # every instruction of every kernel; sections, found by their headings
     assert max(map(len, lines)) <= 110

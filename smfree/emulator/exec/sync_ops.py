@@ -152,7 +152,7 @@ def fence(dec: Decoder, ins: ast.Instr) -> Visible:
     dec.only(
         "cta", "gl", "sys", "gpu", "cluster", "sc", "acq_rel", "acquire", "release", "proxy", "async",
         "async.global", "global", "async.shared::cta", "shared::cta", "shared::cluster", "mbarrier_init",
-        "alias", "generic",
+        "alias", "generic", "async::generic", "sync_restrict::shared::cta", "sync_restrict::shared::cluster",
     )  # fmt: skip
     if "alias" in ins.modifiers:
         raise dec.refuse("this proxy fence")
@@ -161,11 +161,15 @@ def fence(dec: Decoder, ins: ast.Instr) -> Visible:
     scope = next((m for m in ("sys", "gpu", "gl", "cluster") if m in ins.modifiers), "cta")
     scope = {"gl": "gpu"}.get(scope, scope)
     releases = not proxy and scope != "cta" and "acquire" not in ins.modifiers
-    if "mbarrier_init" in ins.modifiers:
-        scope = "cta"  # orders only what the thread's own SM has; ptxas makes no instruction of it
+    # What ptxas makes of them: nothing of mbarrier_init and a restricted acquire, which order only what the
+    # SM has; of a restricted release the same as of a proxy fence.
+    if "mbarrier_init" in ins.modifiers or "sync_restrict::shared::cluster" in ins.modifiers:
+        scope = "cta"
+    if proxy or "sync_restrict::shared::cta" in ins.modifiers:
+        scope = "proxy"
 
     def act(g: Group) -> bool:
-        launch.sync.fence(g, "proxy" if proxy else scope)
+        launch.sync.fence(g, scope)
         if releases:
             launch.peers.publish(g)
         return True

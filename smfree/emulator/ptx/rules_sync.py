@@ -70,6 +70,22 @@ def _fence(site: Site) -> Iterator[Finding]:
             )
     elif not any(m in _SCOPES for m in modifiers):
         yield Finding("fence.scope", f"{site.instr.name} needs a scope: .cta, .cluster, .gpu or .sys")
+    else:
+        yield from _restricted(site, modifiers)
+
+
+def _restricted(site: Site, modifiers: tuple[str, ...]) -> Iterator[Finding]:
+    """``.sync_restrict`` exists in four forms: release of shared::cta, acquire of shared::cluster."""
+    restricted = any(m.startswith("sync_restrict") for m in modifiers)
+    if restricted and modifiers[-3:] not in (
+        ("acquire", "sync_restrict::shared::cluster", "cluster"),
+        ("release", "sync_restrict::shared::cta", "cluster"),
+    ):
+        yield Finding(
+            "fence.scope",
+            f"{site.instr.name} does not exist; write .release.sync_restrict::shared::cta.cluster or "
+            ".acquire.sync_restrict::shared::cluster.cluster",
+        )
 
 
 def _proxy_fence(site: Site) -> Iterator[Finding]:
@@ -86,7 +102,9 @@ def _proxy_fence(site: Site) -> Iterator[Finding]:
         size = site.integer(1)
         if size is not None and size != 128:
             yield Finding("fence.size", f"a tensor map has 128 bytes, got {size}")
-    elif kind not in ("alias", "tensormap::generic", "async::generic"):
+    elif kind == "async::generic":
+        yield from _restricted(site, site.modifiers)
+    elif kind not in ("alias", "tensormap::generic"):
         yield Finding(
             "fence.name", f"no proxy is called '{kind}'; it is .async, .alias or .tensormap::generic"
         )
