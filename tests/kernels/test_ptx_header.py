@@ -34,7 +34,7 @@ def _wrappers() -> list[Wrapper]:
     functions = re.split(r"(?=^PTX_INLINE )", HEADER, flags=re.MULTILINE)[1:]
     found = []
     for text in functions:
-        name = re.match(r"PTX_INLINE [\w ]+[ *](\w+)\(", text)
+        name = re.match(r"PTX_INLINE .*?(\w+)\(", text)
         statement = re.search(r"asm volatile\((.*?)\);", text, re.DOTALL)
         if name and statement:
             found.append(Wrapper(name[1], statement[1]))
