@@ -3,18 +3,27 @@
     python scripts/gpu_run.py --out gpu-results                      # on a machine with a GPU
     python scripts/gpu_run.py --out try --device emu:h100 --quick    # the same stages here, emulated
 
-Needs the checkout (nothing is installed) and torch, triton 3.6, cuda-bindings 13, numpy, pytest,
-pytest-benchmark, tabulate. Each stage is a process of its own with a time limit and a log; a failed stage
-does not stop the next ones. The folder then holds: environment.txt, *.log, latency.json, throughput.json,
-pipelines.json, sass/*.sass, hangs.txt, counters.json, counters.txt, summary.json and summary.txt. The exit
-code is the number of failed stages.
+Needs the checkout (nothing is installed) and triton 3.6, cuda-bindings 13, NVRTC, numpy, pytest,
+pytest-benchmark, pytest-xdist, allpairspy, tabulate; what is missing is said before anything runs. Each stage
+is a process of its own with a time limit and a log; a failed stage does not stop the next ones, and what
+there is so far is in the folder, and in the archive beside it, after each stage. The folder holds:
+environment.txt, *.log, latency.json, throughput.json, pipelines.json, sass/*.sass, hangs.txt, counters.json,
+counters.txt, summary.json and summary.txt. The exit code is the number of failed stages.
+
+All limits together are longer than the whole may take. Where time allows, give each part ten minutes:
+
+    python scripts/gpu_run.py --out checks --only environment,sass,tests,timing,hangs
+    python scripts/gpu_run.py --out copies --only compile,latency,throughput,counters
+    python scripts/gpu_run.py --out pipelines --only pipelines
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +34,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 HELPER = str(Path(__file__).with_name("gpu_stages.py"))
-TOTAL_S = 590.0
+NEEDED = ("numpy", "cuda", "triton", "pytest", "pytest_benchmark", "xdist", "allpairspy", "tabulate")
+TOTAL_S = 580.0
 GRACE_S = 15.0
 MIN_S = 2.0
 
@@ -61,13 +71,18 @@ def stages(device: str, out: Path, *, quick: bool) -> list[Stage]:
     rounds = () if device.startswith("emu:") else ("--rounds", "10")
     helper = (python, HELPER)
     place = ("--device", device, "--out", str(out))
-    tests = ("tests/kernels", "tests/cuda") if not quick else ("tests/measure",)
+    # Of the kernels' tests those that run on this device. A fault ends its worker only; a test that hangs
+    # shows where after a minute, and the others go on.
+    workers = ("-n", str(max(1, (os.cpu_count() or 1) // 2)), "--max-worker-restart", "32")
+    kernels = (*pytest, "-vv", "-k", device, "-o", "faulthandler_timeout=60", "tests/kernels")
+    tests = (*kernels, *workers, "-m", "not timing") if not quick else (*pytest, "tests/measure")
     return [
         Stage("environment", (*helper, "environment", *place), 30),
         Stage("compile", (*helper, "compile", *place, *axes), 90),
         Stage("sass", (*helper, "sass", *place), 60),
-        Stage("tests", (*pytest, *tests), 120),
-        Stage("hangs", (*helper, "hangs", *place), 90),
+        Stage("tests", tests, 180),
+        Stage("timing", (*kernels, "-m", "timing"), 60),
+        Stage("hangs", (*helper, "hangs", *place), 120),
         Stage("latency", (*pytest, *axes, *rounds, *_bench(out, "latency")), 200),
         Stage("throughput", (*pytest, *axes, *rounds, *_bench(out, "throughput")), 200),
         Stage("pipelines", (*pytest, *axes, *rounds, *_bench(out, "pipelines")), 200),
@@ -129,6 +144,13 @@ def summary_text(device: str, outcomes: Sequence[Outcome], out: Path) -> str:
     return "\n".join(lines)
 
 
+def keep(device: str, outcomes: Sequence[Outcome], out: Path) -> None:
+    """Write the summary, and the whole folder into ``out``.tar.gz beside it."""
+    (out / "summary.json").write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=2) + "\n")
+    (out / "summary.txt").write_text(summary_text(device, outcomes, out) + "\n")
+    shutil.make_archive(str(out), "gztar", root_dir=out.parent, base_dir=out.name)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -138,6 +160,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="quick axes, few tests")
     parser.add_argument("--only", default="", help="comma list of stages")
     given = parser.parse_args(arguments)
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"this Python has no {', '.join(missing)}; install it first, or run another Python")
+        return len(missing)
     out: Path = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
@@ -149,10 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{stage.name}: at most {stage.limit_s:.0f} s ...", flush=True)
         outcomes.append(run_stage(stage, out, TOTAL_S - GRACE_S - (time.monotonic() - start)))
         print(f"{stage.name}: {outcomes[-1].result} after {outcomes[-1].seconds:.1f} s", flush=True)
-    (out / "summary.json").write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=2) + "\n")
-    text = summary_text(given.device, outcomes, out)
-    (out / "summary.txt").write_text(text + "\n")
-    print(text)
+        keep(given.device, outcomes, out)
+    print((out / "summary.txt").read_text(), end="")
     return sum(not outcome.ok for outcome in outcomes)
 
 

@@ -26,7 +26,9 @@ import numpy as np  # noqa: E402
 from bench.axes import ENGINES, KIB, TRITON_ENGINES, latency_points, throughput_points  # noqa: E402
 from kernels.common import ConfigError  # noqa: E402
 from kernels.engine import engine  # noqa: E402
-from kernels.mbarrier.faults import Ending, Fault, FaultConfig, scale  # noqa: E402
+from kernels.mbarrier import faults, faults_cluster  # noqa: E402
+from kernels.mbarrier.faults import Ending, Fault, FaultConfig  # noqa: E402
+from kernels.mbarrier.faults_cluster import ClusterFault, ClusterFaultConfig  # noqa: E402
 from kernels.watchdog import run_watched  # noqa: E402
 from smfree.cuda import Capabilities, Device, compile_cuda, compile_triton  # noqa: E402
 from smfree.cuda.cache import CompileCache  # noqa: E402
@@ -39,6 +41,8 @@ TILE_BYTES = 4 * KIB
 IN_FLIGHT_BYTES = 16 * KIB
 THREADS = 128
 COUNTED_BYTES = 4 << 20
+HANG_S = 30.0
+"""Time limit of a process with a ring that hangs: it starts, compiles and ends its waits in a few seconds."""
 
 
 # --- environment --------------------------------------------------------------------------------------------
@@ -164,9 +168,10 @@ def configs(device: Device) -> Iterator[tuple[str, Any]]:
 # --- hangs --------------------------------------------------------------------------------------------------
 
 
-def ring(device: Device, fault: Fault) -> bool:
-    """One run of the ring of faults.cu; whether its result is right."""
-    config = FaultConfig(fault=fault)
+def ring(device: Device, fault: Fault | ClusterFault) -> bool:
+    """One run of the ring of faults.cu, or of faults_cluster.cu; whether its result is right."""
+    config: Any = FaultConfig(fault=fault) if isinstance(fault, Fault) else ClusterFaultConfig(fault=fault)
+    scale = faults.scale if isinstance(fault, Fault) else faults_cluster.scale
     data = np.arange(7 * config.tile_bytes // 4, dtype=np.uint32)
     src, dst = device.asarray(data), device.asarray(np.zeros_like(data))
     scale(dst, src, config=config)
@@ -180,21 +185,28 @@ def hangs(device: Device, out: Path) -> int:
     if not device.capabilities.has_tma:
         print(f"{device.name} has no TMA, which the ring of faults.cu uses")
         return 0
-    lines, wrong = [], 0
-    for fault in sorted(Fault, key=lambda item: item is Fault.NONE):
-        if fault.ending is Ending.BREAKS:
-            continue
-        report = run_watched(ring, fault, spec=device.spec)
-        right = report.hung is (fault is not Fault.NONE) and report.outcome.value is (fault is Fault.NONE)
-        right |= fault is Fault.BYTES_SHORT and not device.is_emulated  # see Fault.ending
-        wrong += not right
-        lines.append(f"{fault.name}: {fault.mistake}{'' if right else ': NOT AS EXPECTED'}")
-        lines += [f"    {line}" for line in str(report).splitlines()]
-        lines += [f"    {wait.barrier} holds 0x{word:016x}" for wait in report.waits for word in wait.words]
-    text = "\n".join(lines) + "\n"
-    (out / "hangs.txt").write_text(text)
-    print(text, end="")
+    wrong = 0
+    with (out / "hangs.txt").open("w") as file:
+        for fault in (*by_mistake(ClusterFault), *by_mistake(Fault)):
+            report = run_watched(ring, fault, spec=device.spec, timeout_s=HANG_S)
+            clean = fault.ending is Ending.CORRECT
+            right = report.hung is not clean and report.outcome.value is clean
+            right |= fault is Fault.BYTES_SHORT and not device.is_emulated  # see Fault.ending
+            wrong += not right
+            lines = [f"{fault.name}: {fault.mistake}{'' if right else ': NOT AS EXPECTED'}"]
+            lines += [f"    {line}" for line in str(report).splitlines()]
+            lines += [
+                f"    {wait.barrier} holds 0x{word:016x}" for wait in report.waits for word in wait.words
+            ]
+            for stream in (file, sys.stdout):
+                print("\n".join(lines), file=stream, flush=True)
     return wrong
+
+
+def by_mistake(kind: type[Fault] | type[ClusterFault]) -> list[Any]:
+    """Those that hang, then the correct one."""
+    found = [fault for fault in kind if fault.ending is not Ending.BREAKS]
+    return sorted(found, key=lambda fault: fault.ending is Ending.CORRECT)
 
 
 # --- counters -----------------------------------------------------------------------------------------------
@@ -298,7 +310,8 @@ def profile(spec: str) -> tuple[dict[str, dict[str, float]], str]:
     metrics = sorted({metric for row in COMPARED for metric in row.metrics})
     dropped: list[str] = []
     for _ in range(len(metrics)):
-        command = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics)]
+        command = ["ncu", "--clock-control", "none"]  # counts do not depend on clocks: leave those alone
+        command += ["--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics)]
         command += [sys.executable, __file__, "copies", "--device", spec, "--out", "."]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
         unknown = [

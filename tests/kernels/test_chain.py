@@ -57,6 +57,7 @@ def test_chain_of_1024_steps_wraps_around_the_pool(name: str, leg: Leg, device: 
     assert 200 < mhz < 5000, "SM cycles and nanoseconds of one interval give a clock"
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(("name", "leg"), LEGS)
 def test_time_grows_in_proportion_to_the_steps(name: str, leg: Leg, device: Device) -> None:
     """The slope is what a step costs: the second half of a chain takes as long as the first."""
@@ -67,6 +68,7 @@ def test_time_grows_in_proportion_to_the_steps(name: str, leg: Leg, device: Devi
     assert second == pytest.approx(2 * first, rel=0.2)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("name", ["lsu", "tma.bulk", "tma.tensor"])
 def test_a_copy_step_costs_about_a_load_and_a_store_step(name: str, device: Device) -> None:
     engine = usable(name, device)

@@ -38,6 +38,7 @@ def test_test_wait_answers_as_the_isa_says(device: Device) -> None:
     assert costs.answers == {one: ANSWERS[one] for one in Lesson if has_tx or one not in TX_ONLY}
 
 
+@pytest.mark.timing
 def test_every_operation_that_the_device_has_takes_time(device: Device) -> None:
     costs = measure(device)
     assert costs.clock_source == ("modelled" if device.is_emulated else "measured")
@@ -46,6 +47,7 @@ def test_every_operation_that_the_device_has_takes_time(device: Device) -> None:
     assert all(took > 0 for one, took in costs.cycles.items() if one is not Operation.NOTHING)
 
 
+@pytest.mark.timing
 def test_a_handover_takes_longer_than_an_arrival_and_a_wait_that_hits(device: Device) -> None:
     """The waiter was there first: it has to be woken, or to look once more."""
     cycles = measure(device).cycles

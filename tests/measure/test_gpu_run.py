@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -53,19 +54,29 @@ def test_no_stage_starts_without_time_left(tmp_path: Path) -> None:
 def test_all_limits_together_are_known_and_tests_and_benchmarks_have_room() -> None:
     found = {item.name: item for item in gpu_run.stages("cuda:0", Path("x"), quick=False)}
     assert list(found) == [
-        "environment", "compile", "sass", "tests", "hangs", "latency", "throughput", "pipelines", "counters"
+        "environment", "compile", "sass", "tests", "timing", "hangs",
+        "latency", "throughput", "pipelines", "counters",
     ]  # fmt: skip
     assert "--benchmark-json=x/latency.json" in found["latency"].command
     assert gpu_run.TOTAL_S < 600
 
 
-def test_a_run_writes_its_summary_and_counts_failures(tmp_path: Path) -> None:
-    assert (
-        gpu_run.main(["--out", str(tmp_path), "--device", "emu:h100", "--quick", "--only", "environment"])
-        == 0
-    )
-    assert json.loads((tmp_path / "summary.json").read_text())[0]["result"] == "ok"
-    assert "driver_cuda" in (tmp_path / "environment.txt").read_text()
+def test_a_run_writes_its_summary_and_an_archive_and_counts_failures(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert gpu_run.main(["--out", str(out), "--device", "emu:h100", "--quick", "--only", "environment"]) == 0
+    assert json.loads((out / "summary.json").read_text())[0]["result"] == "ok"
+    assert "driver_cuda" in (out / "environment.txt").read_text()
+    with tarfile.open(tmp_path / "out.tar.gz") as archive:
+        assert {"out/summary.json", "out/environment.txt", "out/environment.log"} <= set(archive.getnames())
+
+
+def test_what_is_missing_is_said_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_run, "NEEDED", ("numpy", "no_such_package"))
+    assert gpu_run.main(["--out", str(tmp_path / "out"), "--device", "emu:h100"]) == 1
+    assert "this Python has no no_such_package; install it first" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_device_that_is_not_there_fails_that_stage_only(tmp_path: Path) -> None:
@@ -83,6 +94,9 @@ def test_every_hang_is_survived_and_told(tmp_path: Path) -> None:
     text = (tmp_path / "hangs.txt").read_text()
     assert (
         "LOAD_MISSING: the last tile is announced, but its copy is not issued\n    full[0] of CTA 0" in text
+    )
+    assert (
+        "ARRIVALS_OF_TWO: empty[] counts the consumer warps of two CTAs, one CTA consumes\n    empty" in text
     )
     assert text.endswith("NONE: nothing: the correct ring\n    no wait ran out of time\n")
 
