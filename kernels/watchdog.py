@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from smfree.cuda import CudaSource, Device, Module, TritonSource
+from smfree.cuda import CudaHostError, CudaSource, Device, Module, TritonSource
 from smfree.cuda.choose import choose
 from smfree.cuda.isolation import Ending, Outcome, run_isolated
 from smfree.cuda.shared_layout import (
@@ -129,9 +130,13 @@ class WatchedDevice(Device):
         address = int(log.ctypes.data)
         self.calls("cuMemHostRegister", address, LOG_BYTES, _DEVICEMAP, bytes=LOG_BYTES)
         self._log_ptr = int(self.calls("cuMemHostGetDevicePointer", address, 0))
+        self._claimed = self.empty(1, np.uint32).fill(0)
 
     def close(self) -> None:
         """As Device.close; the log is the host's alone again."""
+        if not self.calls.closed:
+            with suppress(CudaHostError):  # a failed context has no count to give
+                self._log[: _HEADER.itemsize].view(_HEADER)["claimed"] = self._claimed.numpy()
         self.calls.quiet("cuCtxSynchronize")
         self.calls.quiet("cuMemHostUnregister", int(self._log.ctypes.data))
         super().close()
@@ -160,6 +165,7 @@ class WatchedDevice(Device):
         text = json.dumps([asdict(names) for names in self._names]).encode()
         self._log[_RECORDS_BYTES : _RECORDS_BYTES + len(text)] = np.frombuffer(text, np.uint8)
         module.variable("watchdog_module", np.uint64).copy_from(np.array([len(self._names) - 1], np.uint64))
+        module.variable("watchdog_claimed", np.uint64).copy_from(np.array([self._claimed.ptr], np.uint64))
         module.variable("watchdog_log", np.uint64).copy_from(np.array([self._log_ptr], np.uint64))
 
 

@@ -21,11 +21,12 @@ struct WatchdogRecord {  // kernels/watchdog.py reads this layout
   u64 module;            // which one the kernel came from
 };
 struct alignas(16) WatchdogLog {  // the records follow
-  u32 claimed;                    // records asked for; those beyond capacity were dropped
+  u32 claimed;                    // records asked for, as the host read it at the end; the rest were dropped
   u32 capacity;
 };
-// The host sets both before the launch.
-__device__ WatchdogLog* watchdog_log;
+// The host sets them before the launch.
+__device__ WatchdogLog* watchdog_log;  // in host memory
+__device__ u32* watchdog_claimed;      // in device memory: the host's need not have atomics
 __device__ u64 watchdog_module;
 
 PTX_INLINE u64 globaltimer_now();
@@ -41,7 +42,7 @@ PTX_INLINE u32 watchdog_ask(u32 mbar, u32 parity) {
 PTX_INLINE void watchdog_expire(u32 mbar, u32 parity, u32 line, u64 waited_ns) {
   WatchdogLog* const log = watchdog_log;
   if (log == nullptr) __trap();  // nowhere to write
-  const u32 slot = atomicAdd_system(&log->claimed, 1);
+  const u32 slot = atomicAdd(watchdog_claimed, 1);
   if (slot < log->capacity) {
     WatchdogRecord* const record = (WatchdogRecord*)(log + 1) + slot;
     record->barrier = mbar;
