@@ -65,14 +65,20 @@ __device__ __forceinline__ void teach(u32* seen, const u8* src) {
   mbarrier_inval(bar);  // from here its 8 bytes may hold something else, or be initialised again
 }
 
+// A wait is over when its answer can be acted on: this exit, never taken, stands for the branch of a waiting
+// loop. Without it only the issue of the instructions would be timed.
+__device__ __forceinline__ void use(bool answer, bool expected) {
+  if (answer != expected) asm volatile("exit;" ::: "memory");
+}
+
 __device__ __forceinline__ void measure_alone(u64* cycles, u32 parity) {  // one thread
   const u32 bar = smem_addr(&solo);
   cycles[0] = timed([](u32) {});
-  cycles[1] = timed([=](u32) { mbarrier_test_wait_parity(bar, parity); });  // misses: nobody has arrived
+  cycles[1] = timed([=](u32) { use(mbarrier_test_wait_parity(bar, parity), false); });  // nobody has arrived
   cycles[2] = timed([=](u32) { mbarrier_arrive(bar); });
-  cycles[3] = timed([=](u32) { mbarrier_test_wait_parity(bar, parity); });  // hits
+  cycles[3] = timed([=](u32) { use(mbarrier_test_wait_parity(bar, parity), true); });
   if constexpr (has_tx) {
-    cycles[4] = timed([=](u32) { mbarrier_try_wait_parity(bar, parity); });
+    cycles[4] = timed([=](u32) { use(mbarrier_try_wait_parity(bar, parity), true); });
     cycles[5] = timed([](u32) { mbarrier_arrive_expect_tx(smem_addr(&announced), 0); });
     wait_parity(smem_addr(&announced), parity);  // no phase may follow one that nobody waited for
   }
