@@ -85,8 +85,8 @@ def stages(device: str, out: Path, *, quick: bool) -> list[Stage]:
         Stage("hangs", (*helper, "hangs", *place), 120),
         Stage("latency", (*pytest, *axes, *rounds, *_bench(out, "latency")), 200),
         Stage("throughput", (*pytest, *axes, *rounds, *_bench(out, "throughput")), 200),
-        Stage("pipelines", (*pytest, *axes, *rounds, *_bench(out, "pipelines")), 200),
         Stage("counters", (*helper, "counters", *place), 90),
+        Stage("pipelines", (*pytest, *axes, *rounds, *_bench(out, "pipelines")), 500),
     ]
 
 
