@@ -259,3 +259,13 @@ def _update(
 def fault(rule: str, index: int | None, what: str, remedy: str) -> MemoryFault:
     """One sentence for the rule and its value, one for the remedy."""
     return MemoryFault(f"{what}; {remedy}", rule=rule, index=index)
+
+
+def signed(address: int) -> int:
+    """A 64-bit address as arrays of addresses keep it: those from 2^63 on are negative."""
+    return (address + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def shown(address: int) -> str:
+    """An address as a pointer reads, also one that is :func:`signed`."""
+    return f"0x{address % (1 << 64):x}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from smfree.emulator.bytespace import AWAITS_COPY, BARRIER, UNWRITTEN, WRITTEN, as_addresses, or_reduce
+from smfree.emulator.bytespace import AWAITS_COPY, BARRIER, UNWRITTEN, WRITTEN, as_addresses, or_reduce, shown
 from smfree.emulator.errors import BarrierFault, CopyFault, MemoryFault, Severity, Unsupported
 from smfree.emulator.pending import CopyKind, CopyTracker, by_size
 from smfree.emulator.tensor_mover import TensorMover
@@ -130,7 +130,7 @@ class CopyRules(CopyTracker):
         if int(or_reduce(addr)) & (to - 1):
             i = int(np.argmax((addr & (to - 1)) != 0))
             where = int(addr[i])
-            place = self.shared.place(where) if shared else f"0x{where:x}"
+            place = self.shared.place(where) if shared else shown(where)
             raise CopyFault(
                 f"{operand} must be {to}-byte aligned (got {place}, {where % to} past); move it by a "
                 f"multiple of {to} "

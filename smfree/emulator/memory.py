@@ -21,6 +21,7 @@ from smfree.emulator.bytespace import (
     min_reduce,
     or_reduce,
     raise_finding,
+    shown,
 )
 from smfree.emulator.errors import Unsupported
 from smfree.emulator.shared import LocalMemory, SharedMemory
@@ -148,7 +149,7 @@ class GlobalMemory(Allocator):
             bad = np.ones(len(addr), bool)
         else:
             at = np.searchsorted(starts, addr, side="right") - 1
-            bad = (at < 0) | (addr + size > ends[np.maximum(at, 0)])
+            bad = (at < 0) | (addr > ends[np.maximum(at, 0)] - size)  # addr + size may wrap
         if bad.any():
             self._out_of_bounds(addr, size, int(np.argmax(bad)), "store" if write else "load")
         return None
@@ -193,9 +194,10 @@ class GlobalMemory(Allocator):
             addr, nbytes = addr[used], nbytes[used]
         if not len(addr):
             return None
-        low, high = int(addr.min()), int((addr + nbytes).max())
+        low, last, high = int(addr.min()), int(addr.max()), int((addr + nbytes).max())
         home = self._at_or_before(low)
-        if home is not None and not home.freed and high <= home.end:
+        wraps = last > high  # past 63 bits
+        if home is not None and not home.freed and not wraps and high <= home.end:
             return home
         index = np.flatnonzero(used).tolist()
         for i, start, size in zip(index, addr.tolist(), nbytes.tolist(), strict=True):
@@ -276,7 +278,7 @@ class GlobalMemory(Allocator):
         where = int(addr[index])
         inside = self._at_or_before(where)
         at = report_index if report_index is not None else index
-        head = f"{what} of {size} bytes at 0x{where:x} in {self.name}"
+        head = f"{what} of {size} bytes at {shown(where)} in {self.name}"
         on_host = self.host.range_of(where)
         if on_host is not None:
             raise Unsupported(
@@ -308,7 +310,7 @@ class GlobalMemory(Allocator):
         raise fault(
             "memory.misaligned",
             index,
-            f"{what} of {size} bytes must be {size}-byte aligned (got 0x{where:x}, which is "
+            f"{what} of {size} bytes must be {size}-byte aligned (got {shown(where)}, which is "
             f"{where % size} past)",
             "offset the pointer by a multiple of the vector or use a narrower access",
         )

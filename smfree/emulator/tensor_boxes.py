@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from smfree.emulator.bytespace import signed
 from smfree.emulator.errors import Unsupported
 from smfree.emulator.tensor_types import SWIZZLE_XOR, Swizzle
 from smfree.emulator.tensormap import TensorMap
@@ -48,7 +49,7 @@ def box_rows(tensor: TensorMap, coords: np.ndarray) -> BoxRows:
     first = coords[:, 0]
     lo = np.clip(-first, 0, tensor.box[0]) * element
     hi = np.maximum(np.clip(tensor.dims[0] - first, 0, tensor.box[0]) * element, lo)
-    start = tensor.address + coords @ np.array(tensor.strides, np.int64)
+    start = signed(tensor.address) + coords @ np.array(tensor.strides, np.int64)
     steps, offsets = tensor._row_steps
     addr = start[:, None] + offsets
     inside = np.ones(addr.shape, bool)

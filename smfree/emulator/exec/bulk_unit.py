@@ -194,6 +194,10 @@ class BulkUnit:
             counters.bytes_multicast += delivered
         self.copies.issued(g, batch)
 
+    def _allocated(self, start: int, nbytes: int) -> bool:
+        home = self.launch.device.memory.allocation_of(start)
+        return nbytes > 0 and home is not None and start + nbytes <= home.end
+
     def _prefetch(
         self,
         g: Group,
@@ -212,9 +216,7 @@ class BulkUnit:
         counters.bytes_prefetched += int(per_issuer.sum())
         if launch.clock is None or not len(src):
             return
-        homes = [launch.device.memory.allocation_of(a) for a in src.tolist()]
-        ends = np.array([-1 if home is None else home.end for home in homes])
-        real = (sizes > 0) & (src + sizes <= ends)
+        real = np.array([self._allocated(*one) for one in zip(src.tolist(), sizes.tolist(), strict=True)])
         src, sizes, lane = src[real], sizes[real], lane[real]
         if not len(src):
             return

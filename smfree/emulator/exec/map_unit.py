@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smfree.emulator.bytespace import shown
 from smfree.emulator.errors import CopyFault, Severity, Unsupported
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.values import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES
@@ -205,7 +206,7 @@ class MapUnit:
             if address // WINDOW_BYTES:
                 raise CopyFault(
                     f"fence.proxy.tensormap::generic.acquire takes an address in global memory (got "
-                    f"0x{address:x})",
+                    f"{shown(address)})",
                     rule="tensormap.space",
                     index=0,
                 )
@@ -217,7 +218,7 @@ class MapUnit:
         off = np.flatnonzero(addresses % MAP_ALIGNMENT)
         if len(off):
             raise CopyFault(
-                f"a tensor map must be {MAP_ALIGNMENT}-byte aligned (got 0x{int(addresses[off[0]]):x}); "
+                f"a tensor map must be {MAP_ALIGNMENT}-byte aligned (got {shown(int(addresses[off[0]]))}); "
                 "align its buffer to 128 bytes",
                 rule="tensormap.map_alignment",
                 index=int(off[0]) if index is None else index,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smfree.emulator.bytespace import signed
 from smfree.emulator.errors import MemoryFault
 from smfree.emulator.exec.arith import instruction_type
 from smfree.emulator.exec.lanes import Group
@@ -45,12 +46,13 @@ _WIDE_SCOPES = ("cluster", "gpu", "sys")
 
 
 def flat_addresses(g: Group, base: int | None, offset: int) -> Any:
-    """int64[n] addresses (or window offsets) of [base + offset] for every lane."""
+    """int64[n] addresses (or window offsets) of [base + offset] for every lane; those
+    from 2^63 on are negative."""
     if base is None:
         return np.full(g.lanes.n, offset, np.int64)
     value = g.regs[base]
     if type(value) is not np.ndarray:
-        return np.full(g.lanes.n, int(value) + offset, np.int64)
+        return np.full(g.lanes.n, signed(int(value) + offset), np.int64)
     if value.dtype == np.uint64:
         return value.view(np.int64) + offset
     return value.astype(np.int64) + offset

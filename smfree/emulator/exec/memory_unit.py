@@ -242,7 +242,7 @@ class MemoryUnit:
                 return self.launch.peers.flat_own(lanes, addr, nbytes, remedy)
             bad = int(np.flatnonzero((addr < 0) | (addr + nbytes > limit))[0])
             raise MemoryFault(
-                f"shared access of {nbytes} bytes at offset 0x{int(addr[bad]):x} leaves the {limit} bytes "
+                f"shared access of {nbytes} bytes at offset {int(addr[bad]):#x} leaves the {limit} bytes "
                 "this CTA has; check the index, or launch with more dynamic shared memory",
                 rule="shared.bounds",
                 index=bad,
@@ -290,7 +290,7 @@ class MemoryUnit:
 
     def _local_space(self) -> SharedMemory:
         if self.local is None:
-            size = -(-self.launch.kernel.local_bytes // 1024) * 1024
+            size = -(-max(self.launch.kernel.local_bytes, 1) // 1024) * 1024
             lanes = self.launch.geometry.slots * self.launch.geometry.threads
             self.local = LocalMemory(lanes, size, self.launch.kernel.local_bytes, report=self.launch.report)
         return self.local
