@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from smfree.emulator.errors import CopyFault, Unsupported
 from smfree.emulator.tensor_types import (
+    CONVERTED,
     ELEMENT_BYTES,
     FLOATS,
     SWIZZLE_PERIOD,
@@ -61,6 +62,12 @@ def check(
         )
     if kind not in ELEMENT_BYTES:
         raise Unsupported(f"packed tensor type {kind.name} is not modelled", rule="tensormap")
+    if kind in CONVERTED:
+        raise Unsupported(
+            f"tensor maps of {kind.name} are not modelled: the TMA rounds or flushes their elements in a "
+            "way that is not documented; use FLOAT32",
+            rule="tensormap",
+        )
     if swz not in SWIZZLE_PERIOD:
         raise Unsupported(f"swizzle {swz.name} is not modelled (its pattern is unverified)", rule="tensormap")
 

@@ -64,6 +64,9 @@ class OutOfBoundsFill(IntEnum):
 
 ELEMENT_BYTES = dict(zip(list(DataType)[:13], (1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4), strict=True))
 FLOATS = {t for t in ELEMENT_BYTES if "FLOAT" in t.name}
+#: Elements that a copy rounds or flushes on the way (for tf32: NVIDIA/cutlass,
+#: include/cutlass/gemm/collective/sm90_mma_tma_gmma_ss.hpp).
+CONVERTED = (DataType.FLOAT32_FTZ, DataType.TFLOAT32, DataType.TFLOAT32_FTZ)
 #: Which NaN hardware writes is not documented; these quiet ones stand for it.
 NAN_WORD = {
     DataType.FLOAT16: b"\xff\x7f",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.emulator.exec_kit import every_schedule, execute, report
 
 _SHARED = ".shared .align 4 .b8 sm[512];"
@@ -64,3 +66,53 @@ def test_a_number_above_15_is_named_with_the_thread_that_has_it() -> None:
     body = _BY_NUMBER.format(number="shr.u32 %r20, %r2, 6;\nmul.lo.u32 %r20, %r20, 16;")
     with report("barrier number must be 0..15 (got 16)", "thread 64", rule="bar.number"):
         execute(body, block=128, shared=_SHARED, schedule="min-pc")
+
+
+@every_schedule
+def test_each_cta_may_count_its_own_threads(schedule: str) -> None:
+    """CTA c keeps (c + 1) warps of its three; they meet by a thread count in a register."""
+    body = """
+    add.u32 %r20, %r3, 1;
+    shl.b32 %r20, %r20, 5;
+    setp.ge.u32 %p1, %r2, %r20;
+    @%p1 exit;
+    bar.sync 1, %r20;
+    st.global.u32 [%rd3], %r20;
+    """
+    got = execute(body, block=96, grid=3, zero_out=True, schedule=schedule).out.reshape(3, 96)
+    for cta in range(3):
+        here = 32 * (cta + 1)
+        assert got[cta].tolist() == [here] * here + [0] * (96 - here)
+
+
+def test_lanes_of_one_warp_must_name_one_thread_count() -> None:
+    body = "and.b32 %r20, %r2, 1;\nadd.u32 %r20, %r20, 1;\nshl.b32 %r20, %r20, 5;\nbar.sync 1, %r20;"
+    with report("the lanes of a warp must name one thread count (got 32 and 64)", rule="bar.count"):
+        execute(body, block=64)
+
+
+@every_schedule
+@pytest.mark.parametrize("form", ["bar.sync 1, 64;", "bar.red.popc.u32 %r21, 1, 64, %p1;"])
+def test_ctas_that_wait_together_leave_one_by_one(form: str, schedule: str) -> None:
+    """Warp 0 of both CTAs waits as one group; warp 1 of CTA 1 comes much later than that of CTA 0."""
+    body = f"""
+    mov.u32 %r21, 0;
+    setp.ge.u32 %p1, %r2, 32;
+    @%p1 bra LATER;
+    {form}
+    bra DONE;
+    LATER:
+    mul.lo.u32 %r12, %r3, 50;
+    LOOP:
+    setp.eq.u32 %p2, %r12, 0;
+    @%p2 bra MEET;
+    nanosleep.u32 100;
+    sub.u32 %r12, %r12, 1;
+    bra LOOP;
+    MEET:
+    {form}
+    DONE:
+    st.global.u32 [%rd3], %r21;
+    """
+    want = 32 if "popc" in form else 0
+    assert execute(body, block=64, grid=2, schedule=schedule, strict="off").out.tolist() == [want] * 128

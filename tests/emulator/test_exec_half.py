@@ -155,6 +155,21 @@ def test_a_half_to_float32_is_exact() -> None:
                lambda a: pattern_of(value(a, "f16"), "bf16", negative=bool(a >> 15))))  # fmt: skip
 
 
+def test_wider_registers_take_and_give_the_low_half() -> None:
+    check(Case("cvt.f32.f16 {d}, {a};", "f32", ("b32",), lambda a: read_bits(value(a & 0xFFFF, "f16"))))
+    body = """
+    cvt.rn.f32.u32 %r11, %r2;
+    cvt.rn.f16.f32 %r12, %r11;
+    cvt.rn.f16.f32 %rd12, %r11;
+    shl.b32 %r13, %r12, 16;
+    cvt.u32.u64 %r14, %rd12;
+    or.b32 %r13, %r13, %r14;
+    st.global.u32 [%rd3], %r13;
+    """
+    got = execute(body).view(np.float16).reshape(32, 2)
+    assert np.array_equal(got, np.repeat(np.arange(32), 2).reshape(32, 2))
+
+
 def read_bits(x: float) -> int:
     return int(np.float32(x).view(np.uint32))
 

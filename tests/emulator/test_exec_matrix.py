@@ -84,6 +84,17 @@ def test_ldmatrix_by_generic_address_with_an_offset() -> None:
     assert np.array_equal(got[32:], got[:32])
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_addresses_of_lanes_that_name_no_row_do_not_matter(count: int) -> None:
+    data = rows()
+    body = (
+        f"cvt.u64.u32 %rd22, %r20;\ncvta.shared.u64 %rd22, %rd22;\nsetp.ge.u32 %p1, %r2, {8 * count};\n"
+        f"@%p1 mov.u64 %rd22, 3;\nldmatrix.sync.aligned.m8n8.x{count}.b16 {_VECTOR[count]}, [%rd22];\n{_OUT}"
+    )
+    got = run(body, data).out.reshape(32, 4)
+    assert np.array_equal(got, expected_load(data, count, False))
+
+
 @every_schedule
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("trans", ["", ".trans"])

@@ -342,6 +342,32 @@ def test_a24_an_elected_lane_that_waits_for_lanes_elsewhere_is_a_deadlock(schedu
     assert execute(body.format(rest="ret;"), schedule=schedule).out[0] == 5
 
 
+def test_elect_passes_over_lanes_that_have_exited() -> None:
+    """One of those that are there is elected, whatever the mask's lowest lane did."""
+    body = """
+    setp.lt.u32 %p1, %r2, 3;
+    @%p1 exit;
+    elect.sync %r10|%p2, 0xffffffff;
+    selp.b32 %r11, 100, 0, %p2;
+    add.u32 %r11, %r11, %r10;
+    st.global.u32 [%rd3], %r11;
+    """
+    assert execute(body, zero_out=True).out.tolist() == [0] * 3 + [103] + [3] * 28
+
+
+def test_a_shuffle_from_a_lane_outside_the_own_mask_is_undefined() -> None:
+    """Both halves of the warp run together, each with its own mask."""
+    body = """
+    setp.lt.u32 %p1, %r2, 16;
+    selp.b32 %r10, 0x0000ffff, 0xffff0000, %p1;
+    shfl.sync.bfly.b32 %r11, %r2, {distance}, 31, %r10;
+    st.global.u32 [%rd3], %r11;
+    """
+    assert execute(body.format(distance=8)).out.tolist() == [lane ^ 8 for lane in range(32)]
+    with report("reads lane 16", "thread 0", rule="warp.absent_source"):
+        execute(body.format(distance=16))
+
+
 @every_schedule
 def test_elect_takes_the_same_lane_every_time(schedule: str) -> None:
     """Case H15. The elected lane counts the rounds; a mask without lane 0 elects another."""

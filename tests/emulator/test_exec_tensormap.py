@@ -48,8 +48,12 @@ PTX_TYPES = [
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(PTX_TYPES)))
 def test_element_types_have_a_numbering_of_their_own(number: int, name: str) -> None:
-    start = encode("UINT64", BASE, [64, 50], [512], [16, 8])
-    assert decode(replace(start, "elemtype", 0, number)).data_type is DataType[name]
+    raw = replace(encode("UINT64", BASE, [64, 50], [512], [16, 8]), "elemtype", 0, number)
+    if name in ("FLOAT32_FTZ", "TFLOAT32", "TFLOAT32_FTZ"):
+        with pytest.raises(Unsupported, match=f"{name} are not modelled: the TMA rounds or flushes"):
+            decode(raw)
+    else:
+        assert decode(raw).data_type is DataType[name]
 
 
 @pytest.mark.parametrize(

@@ -182,8 +182,10 @@ class BarrierUnit:
         for parked in b.parked:
             yes, no = launch.flow.part_slots(parked, open_slots)
             if yes is not None:
+                yes.wait = parked.wait
                 released.append(yes)
             if no is not None:
+                no.wait = parked.wait
                 kept.append(no)
         b.parked = kept
         self._reduce(number, [(g, g.wait.reduction) for g in released])

@@ -13,6 +13,7 @@ import numpy as np
 
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.table import Arithmetic
+from smfree.emulator.exec.values import storage
 from smfree.emulator.ptx import ast
 
 if TYPE_CHECKING:
@@ -168,6 +169,7 @@ def convert(dec: Decoder, ins: ast.Instr, to: str, source: str) -> Arithmetic:
         tuple(dec.src(x, source.replace("bf", "b").replace("f16", "b16")) for x in operands),
     )
     register = _FLOATS[source][0] if source in _FLOATS else np.uint16
+    wide = storage(dec.dst_type(d))  # a wider destination register is zero-extended
 
     def values(column: Any) -> Any:
         x = (
@@ -182,13 +184,13 @@ def convert(dec: Decoder, ins: ast.Instr, to: str, source: str) -> Arithmetic:
         found = [values(np.ascontiguousarray(c)) for c in columns]
         if to in _FLOATS:
             bits, kind = _FLOATS[to]
-            _put(r, di, found[0].astype(kind).view(bits), uniform)
+            _put(r, di, found[0].astype(kind).view(bits).astype(wide, copy=False), uniform)
             return
         out = [to_half(x, base, toward_zero=toward_zero) for x in found]
         if to.endswith("x2"):
             high, low = (x.astype(np.uint32) for x in out)
             _put(r, di, high << np.uint32(16) | low, uniform)
         else:
-            _put(r, di, out[0], uniform)
+            _put(r, di, out[0].astype(wide, copy=False), uniform)
 
     return act

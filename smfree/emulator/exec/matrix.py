@@ -86,19 +86,19 @@ class _Rows:
     def access(self, g: Group, act: Callable[[Any], Any], *, write: bool) -> tuple[Any, Any]:
         """Result of ``act(flat row addresses)`` and, under a clock, when each warp's registers are filled."""
         addr = flat_addresses(g, self.base, self.offset)
-        if not self.named:
-            space, addr = resolve_generic(self.launch, g, addr)
-            if space != "shared":
-                raise MemoryFault(
-                    f"{self.launch.kernel.instrs[g.pc].opcode} takes addresses in shared memory, this one is "
-                    f"in {space} memory",
-                    rule="matrix.space",
-                    index=0,
-                )
-        chosen = np.flatnonzero(g.lanes.laneid < self.lanes)
+        chosen = np.flatnonzero(g.lanes.laneid < self.lanes)  # the addresses of the others do not matter
         lanes = g.lanes if len(chosen) == g.lanes.n else g.lanes.split(g.lanes.laneid < self.lanes)[0]
         addr = addr[chosen]
         try:
+            if not self.named:
+                space, addr = resolve_generic(self.launch, g, addr)
+                if space != "shared":
+                    raise MemoryFault(
+                        f"{self.launch.kernel.instrs[g.pc].opcode} takes addresses in shared memory, this "
+                        f"one is in {space} memory",
+                        rule="matrix.space",
+                        index=0,
+                    )
             found = act(self.launch.memory.flat_shared(lanes, addr, ROW_BYTES))
         except EmulationError as error:
             error.index = int(chosen[error.index or 0])

@@ -74,23 +74,24 @@ def barrier(dec: Decoder, ins: ast.Instr) -> Visible:
     threads = dec.src(operands[1], "u32") if len(operands) > 1 else None
 
     def act(g: Group) -> bool:
-        ids = g.regs[number]
-        if type(ids) is np.ndarray and (ids != ids[0]).any():
-            _check_one_per_warp(g, ids)
-            for part in launch.flow.part_mask(g, ids == ids[0]):
-                assert part is not None
-                launch.current = part
-                if act(part):
-                    launch.flow.resume([part])
-            return False
-        first = int(ids[0]) if type(ids) is np.ndarray else int(ids)
+        for register, what in ((number, "barrier"), (threads, "thread count")):
+            values = None if register is None else g.regs[register]
+            if type(values) is np.ndarray and (values != values[0]).any():
+                _check_one_per_warp(g, values, what)
+                for part in launch.flow.part_mask(g, values == values[0]):
+                    assert part is not None
+                    launch.current = part
+                    if act(part):
+                        launch.flow.resume([part])
+                return False
+        first = _only(g, number)
         if first >= NUM_HARDWARE_BARRIERS:
             raise BarrierFault(
                 f"barrier number must be 0..{NUM_HARDWARE_BARRIERS - 1} (got {first})",
                 rule="bar.number",
                 index=0,
             )
-        expected = None if threads is None else int(np.max(g.regs[threads]))
+        expected = None if threads is None else _only(g, threads)
         return bool(
             launch.barriers.meet(g, first, expected, aligned=aligned, arrive_only=arrive, reduction=reduction)
         )
@@ -107,15 +108,21 @@ def _reduction(dec: Decoder, ins: ast.Instr) -> tuple[Reduction, tuple[ast.Opera
     return Reduction(mode, source, negated, dec.dst(d)), tuple(between)
 
 
-def _check_one_per_warp(g: Group, ids: Any) -> None:
-    """Warps may name different barriers, the lanes of a warp may not."""
-    of_warp = ids[g.lanes.warp_starts][g.lanes.warp_index]
-    apart = np.flatnonzero(ids != of_warp)
+def _only(g: Group, register: int) -> int:
+    """The value that all lanes have."""
+    value = g.regs[register]
+    return int(value[0]) if type(value) is np.ndarray else int(value)
+
+
+def _check_one_per_warp(g: Group, values: Any, what: str) -> None:
+    """Warps may name different barriers and thread counts, the lanes of a warp may not."""
+    of_warp = values[g.lanes.warp_starts][g.lanes.warp_index]
+    apart = np.flatnonzero(values != of_warp)
     if len(apart):
         raise BarrierFault(
-            f"the lanes of a warp must name one barrier (got {int(of_warp[apart[0]])} and "
-            f"{int(ids[apart[0]])}); give the whole warp one number",
-            rule="bar.number",
+            f"the lanes of a warp must name one {what} (got {int(of_warp[apart[0]])} and "
+            f"{int(values[apart[0]])}); give the whole warp one number",
+            rule="bar.number" if what == "barrier" else "bar.count",
             index=int(apart[0]),
         )
 

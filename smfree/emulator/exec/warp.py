@@ -27,8 +27,7 @@ def activemask(dec: Decoder, ins: ast.Instr) -> Visible:
     d = dec.dst(ins.operands[0])
 
     def act(g: Group) -> bool:
-        bits = np.left_shift(np.uint32(1), g.lanes.laneid.astype(np.uint32))
-        g.regs[d] = np.bitwise_or.reduceat(bits, g.lanes.warp_starts)[g.lanes.warp_index]
+        g.regs[d] = _present(g)
         return True
 
     return act
@@ -46,7 +45,7 @@ def _sync(dec: Decoder, mask: int, act: Any) -> Visible:
 
 @visible("elect")
 def elect(dec: Decoder, ins: ast.Instr) -> Visible:
-    """The same mask always elects the same lane: the lowest member, as hardware is seen to do."""
+    """The lowest member that has not exited: the same mask elects the same lane, as hardware is seen to do."""
     dec.only("sync")
     target, member = ins.operands
     if not isinstance(target, ast.Pair):
@@ -56,8 +55,7 @@ def elect(dec: Decoder, ins: ast.Instr) -> Visible:
     mask = dec.src(member, "b32")
 
     def act(g: Group) -> None:
-        masks = per_lane(g.regs[mask], g)
-        leader = lowest_bit(masks)
+        leader = lowest_bit(per_lane(g.regs[mask], g) & _present(g))
         if d is not None:
             g.regs[d] = leader
         g.regs[p] = g.lanes.laneid == leader
@@ -82,8 +80,7 @@ def vote(dec: Decoder, ins: ast.Instr) -> Visible:
         ballot = np.bitwise_or.reduceat(np.where(mine, bit, np.uint32(0)), g.lanes.warp_starts)[
             g.lanes.warp_index
         ]
-        here = np.bitwise_or.reduceat(bit, g.lanes.warp_starts)[g.lanes.warp_index]
-        members = per_lane(g.regs[mask], g) & here  # exited members have no say
+        members = per_lane(g.regs[mask], g) & _present(g)  # exited members have no say
         if mode == "ballot":
             g.regs[d] = ballot & members
         elif mode == "all":
@@ -125,8 +122,9 @@ def shuffle(dec: Decoder, ins: ast.Instr) -> Visible:
         where = np.full(len(g.lanes.warps) * WARP_SIZE, -1)
         where[g.lanes.warp_index * WARP_SIZE + me] = np.arange(g.lanes.n)
         position = where[g.lanes.warp_index * WARP_SIZE + source]
-        if (position < 0).any():
-            bad = int(np.argmax(position < 0))
+        absent = (position < 0) | (per_lane(g.regs[mask], g) >> source.astype(np.uint32) & 1 == 0)
+        if absent.any():
+            bad = int(np.argmax(absent))
             raise BarrierFault(
                 f"shfl.sync reads lane {int(source[bad])}, which does not take part; the value is undefined",
                 rule="warp.absent_source",
@@ -167,6 +165,12 @@ def redux(dec: Decoder, ins: ast.Instr) -> Visible:
         g.regs[di] = total[mine].view(np.uint32)
 
     return _sync(dec, mask, act)
+
+
+def _present(g: Group) -> Any:
+    """uint32[n]: the lanes of each lane's warp that are here, as a mask."""
+    bit = np.left_shift(np.uint32(1), g.lanes.laneid.astype(np.uint32))
+    return np.bitwise_or.reduceat(bit, g.lanes.warp_starts)[g.lanes.warp_index]
 
 
 def per_lane(value: Any, g: Group) -> Any:

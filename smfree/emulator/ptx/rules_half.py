@@ -10,6 +10,7 @@ from smfree.emulator.ptx.rules import Finding, Site, table
 
 _HALVES = ("f16", "bf16", "f16x2", "bf16x2")
 _OPERANDS = {"add": 3, "sub": 3, "mul": 3, "fma": 4, "min": 3, "max": 3, "neg": 2, "abs": 2}
+_FLOATS = ("f32", "f64")
 _ROUNDINGS = ("rn", "rz", "rm", "rp")
 _REDUX = {"add": ("u32", "s32"), "min": ("u32", "s32"), "max": ("u32", "s32"),
           "and": ("b32",), "or": ("b32",), "xor": ("b32",)}  # fmt: skip
@@ -52,16 +53,20 @@ def _registers(site: Site, size: int, rule: str) -> Iterator[Finding]:
 
 def _cvt(site: Site) -> Iterator[Finding]:
     name, mods = site.instr.name, site.modifiers
-    if len(mods) < 2 or mods[-1] not in ("f16", "bf16", "f32") or mods[-2] not in (*_HALVES, "f32"):
+    if len(mods) < 2 or mods[-1] not in ("f16", "bf16", *_FLOATS) or mods[-2] not in (*_HALVES, *_FLOATS):
         return
     to, source = mods[-2:]
     if to not in _HALVES and source not in _HALVES:
         return
-    rounded = [m for m in mods if m in ("rn", "rz", "rna", "rs")]
-    if to == "f32":
+    rounded = [m for m in mods if m in (*_ROUNDINGS, "rna", "rs")]
+    if source == "bf16":
+        yield from _sixteen_bits(site, 1)
+    if to in _FLOATS:
         if rounded:
-            yield Finding("cvt.rounding", f"{name} is exact and takes no rounding; write cvt.f32.{source}")
+            yield Finding("cvt.rounding", f"{name} is exact and takes no rounding; write cvt.{to}.{source}")
         return
+    if to == "bf16":
+        yield from _sixteen_bits(site, 0)
     if to != source and not rounded:
         yield Finding("cvt.rounding", f"{name} rounds and has to say how; write cvt.rn.{to}.{source}")
     if "sat" in mods and to.startswith("b"):
@@ -77,6 +82,16 @@ def _cvt(site: Site) -> Iterator[Finding]:
     declared = site.register_type(site.operands[0]) if site.operands else None
     if pair and declared is not None and TYPE_BYTES.get(declared) != 4:
         yield Finding("cvt.register", f"{name} writes a 32-bit register, {site.operands[0]} is .{declared}")
+
+
+def _sixteen_bits(site: Site, index: int) -> Iterator[Finding]:
+    """A .bf16 operand of cvt has a register of its size; those of other types may be wider."""
+    operand = site.operands[index] if index < len(site.operands) else None
+    declared = site.register_type(operand) if operand is not None else None
+    if declared is not None and TYPE_BYTES.get(declared) != 2:
+        yield Finding(
+            "cvt.register", f"{site.instr.name}: .bf16 is a 16-bit register, {operand} is .{declared}"
+        )
 
 
 def _redux(site: Site) -> Iterator[Finding]:

@@ -56,6 +56,7 @@ def _cluster_barrier(site: Site, modifiers: list[str]) -> Iterator[Finding]:
     for modifier in modifiers[1:]:
         if modifier not in allowed:
             yield Finding("bar.order", f"barrier.cluster.{operation} cannot be .{modifier}; leave it out")
+    yield from site.count("bar.operands", [0], f"barrier.cluster.{operation};")
 
 
 def _fence(site: Site) -> Iterator[Finding]:
@@ -97,6 +98,10 @@ def _proxy_fence(site: Site) -> Iterator[Finding]:
                 "fence.space",
                 f"fence.proxy.async takes .global, .shared::cta or .shared::cluster, got .{space[0]}",
             )
+    elif kind == "tensormap::generic" and site.has("release"):
+        yield from site.count("fence.operands", [0], "fence.proxy.tensormap::generic.release.gpu;")
+    elif kind == "tensormap::generic" and not site.has("acquire") and not site.has("acq_rel"):
+        yield Finding("fence.order", f"{site.instr.name} needs .release or .acquire before the scope")
     elif kind == "tensormap::generic" and site.has("acquire"):
         yield from site.count("fence.operands", [2], "fence.proxy.tensormap::generic.acquire.gpu [map], 128;")
         size = site.integer(1)
