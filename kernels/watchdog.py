@@ -220,7 +220,7 @@ def run_watched(
     ``call``, ``args`` and the result are pickled. Never raises for what happens in the child: a hang is a
     report.
     """
-    with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(prefix="smfree-", dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
         log = np.memmap(Path(folder) / "log", np.uint8, mode="w+", shape=LOG_BYTES)
         outcome = run_isolated(_child, str(log.filename), spec, limit_ns, call, args, timeout_s=timeout_s)
         return WatchReport(outcome, *read_log(log))

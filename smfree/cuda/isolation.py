@@ -7,7 +7,9 @@ either is a result among others.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +40,8 @@ def run_isolated(function: Callable[..., Any], *args: Any, timeout_s: float) -> 
     """Call ``function(*args)`` in a new process (spawned: nothing of this process' CUDA state is inherited).
 
     ``function``, ``args`` and the result are pickled, so the function lives at a module's top level. Never
-    raises for what happens in the child: a hang, a crash and an exception are outcomes.
+    raises for what happens in the child: a hang, a crash and an exception are outcomes. The child does not
+    outlive this process.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -67,9 +70,17 @@ def _died(exitcode: int | None) -> str:
 
 
 def _call(sender: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        message = (Ending.RETURNED.value, function(*args), "")
-    except Exception as error:
-        message = (Ending.RAISED.value, None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
-    sender.send(message)
+        sender.send((Ending.RETURNED.value, function(*args), ""))
+    except Exception as error:  # the call's, or that its result cannot be pickled
+        text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+        sender.send((Ending.RAISED.value, None, text))
     sender.close()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +37,34 @@ def _double(x: int) -> int:
     return 2 * x
 
 
+def _no_pickle() -> Any:
+    return lambda: 1
+
+
+def _say_and_hang(path: str) -> None:
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def _isolate_a_hang(path: str) -> None:
+    run_isolated(_say_and_hang, path, timeout_s=600)
+
+
+def _alive(pid: int) -> bool:
+    """Running, not only waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def _read_past_the_end(spec: str) -> float:
     with Device.open(spec) as device:
         kernel = device.compile(source(COPY)).kernel()
@@ -57,6 +89,24 @@ def test_call_that_returns_or_raises() -> None:
     assert run_isolated(_double, 21, timeout_s=PATIENCE_S).value == 42
     failed = run_isolated(_double, None, timeout_s=PATIENCE_S)
     assert failed.ending is Ending.RAISED and failed.text.startswith("TypeError: ")
+
+
+def test_a_result_that_cannot_be_pickled_says_so() -> None:
+    outcome = run_isolated(_no_pickle, timeout_s=PATIENCE_S)
+    assert outcome.ending is Ending.RAISED and "pickle" in outcome.text
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for the child in /proc")
+def test_the_child_does_not_outlive_its_parent(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    parent = multiprocessing.get_context("spawn").Process(target=_isolate_a_hang, args=(str(note),))
+    parent.start()
+    _wait_until(lambda: note.exists() and bool(note.read_text()))
+    child = int(note.read_text())
+    assert _alive(child)
+    parent.kill()
+    parent.join()
+    _wait_until(lambda: not _alive(child))
 
 
 def test_hang_is_a_result() -> None:
