@@ -45,7 +45,7 @@ def _sync(dec: Decoder, mask: int, act: Any) -> Visible:
 
 @visible("elect")
 def elect(dec: Decoder, ins: ast.Instr) -> Visible:
-    """The lowest member that has not exited: the same mask elects the same lane, as hardware is seen to do."""
+    """The lowest member that has not exited: one lane for one mask, as hardware is seen to do."""
     dec.only("sync")
     target, member = ins.operands
     if not isinstance(target, ast.Pair):
