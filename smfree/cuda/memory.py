@@ -191,6 +191,9 @@ class DeviceArray:
             what = {"bytes": self.nbytes, "dst": hex(self.ptr)}
             if stream is None:
                 self.device.calls("cuMemcpyHtoD", self.ptr, array.ctypes.data, self.nbytes, **what)
+                # From pageable memory it returns once the bytes are staged (CUDA driver API, "API
+                # synchronization behavior"); a non-blocking stream would not wait for them to arrive.
+                self.device.default_stream.synchronize()
             else:
                 handle = self._stream(stream).handle
                 self.device.calls(

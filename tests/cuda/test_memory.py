@@ -120,6 +120,15 @@ def test_pinned_memory_outlives_its_device_while_a_view_lives(fake: FakeDriver) 
     assert len(fake.calls("cuDevicePrimaryCtxRelease")) == 1
 
 
+def test_a_copy_from_the_host_has_arrived_when_it_returns(device: Device, fake: FakeDriver) -> None:
+    """Also for a non-blocking stream, which does not wait for the default stream's transfers."""
+    array = device.asarray(np.arange(64, dtype=np.uint32))
+    names = [name for name, _ in fake.log if name != "cuCtxSetCurrent"]
+    assert names[-2:] == ["cuMemcpyHtoD", "cuStreamSynchronize"]
+    array.copy_from(np.arange(64, dtype=np.uint32), stream=device.stream())
+    assert fake.log[-1][0] == "cuMemcpyHtoDAsync"
+
+
 def test_mapped_memory_has_a_device_address(device: Device, fake: FakeDriver) -> None:
     mapped = device.pinned(8, np.uint32, mapped=True)
     assert mapped.device_ptr == mapped.ptr + 2**40 and mapped.mapped
