@@ -24,6 +24,7 @@ from kernels.common import (
     check_tile,
     check_whole,
     launch,
+    plain_integers,
     require,
 )
 from smfree.cuda import CudaSource, DeviceArray, Stream
@@ -95,6 +96,7 @@ class ChainConfig:
     unroll: int = 0
 
     def __post_init__(self) -> None:
+        plain_integers(self)
         check_tile(self.tile_bytes)
         check_threads(self.threads)
         known = [leg.value for leg in Leg]

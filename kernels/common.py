@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from numbers import Integral
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from smfree.cuda import Capabilities, CudaSource, DeviceArray, Kernel, Stream, TritonSource
 
@@ -39,10 +43,38 @@ def require(holds: bool, rule: str, got: object, remedy: str) -> None:
         raise ConfigError(f"{rule} (got {got}); {remedy}")
 
 
-def check_whole(name: str, value: object) -> None:
-    """A Python or numpy integer. Raises ConfigError."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    require(whole, f"{name} must be a whole number", repr(value), "convert it with int()")
+def check_whole(name: str, value: object) -> int:
+    """A Python or numpy integer, given as Python's. Raises ConfigError."""
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    raise ConfigError(f"{name} must be a whole number (got {value!r}); convert it with int()")
+
+
+def check_flag(name: str, value: object) -> None:
+    """True or False. Raises ConfigError."""
+    require(isinstance(value, bool), f"{name} must be a bool", repr(value), "use True or False")
+
+
+def plain_integers(config: Any) -> None:
+    """The numpy integers among the fields of a frozen dataclass become Python's: products of narrow ones
+    would wrap."""
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if isinstance(value, np.integer):
+            object.__setattr__(config, item.name, int(value))
+
+
+def check_float32(name: str, value: Any) -> np.float32:
+    """A real number, rounded to float32. Raises OperandError, also for one above float32's largest."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise OperandError(f"{name} must be a real number (got {value!r}); convert it with float()")
+    largest = float(np.finfo(np.float32).max)
+    size = abs(value if isinstance(value, int) else float(value))
+    if largest < size != math.inf:
+        raise OperandError(
+            f"{name} must be at most {largest:g}, as float32 is (got {value}); scale the arrays"
+        )
+    return np.float32(value)
 
 
 def check_tile(tile_bytes: int, *, multiple_of: int = 16) -> None:

@@ -21,8 +21,10 @@ from kernels.common import (
     check_stages,
     check_threads,
     check_tile,
+    check_whole,
     launch,
     persistent_grid,
+    plain_integers,
     require,
 )
 from kernels.occupancy import place_stages
@@ -110,10 +112,13 @@ class StagedConfig:
     min_shared_bytes: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
+        plain_integers(self)
         check_tile(self.tile_bytes)
         check_stages(self.num_stages, at_most=self.max_stages)
         check_threads(self.threads)
         check_ctas(self.ctas_per_sm)
+        check_whole("min_shared_bytes", self.min_shared_bytes)
+        require(self.min_shared_bytes >= 0, "min_shared_bytes is 0 or more", self.min_shared_bytes, "use 0")
 
     @property
     def barriers(self) -> tuple[BarrierPlan, ...]:

@@ -17,6 +17,7 @@ from kernels.common import (
     check_unroll,
     launch,
     persistent_grid,
+    plain_integers,
     require,
 )
 from smfree.cuda import CudaSource, DeviceArray, Stream
@@ -55,6 +56,7 @@ class CachedCopyConfig:
     ctas_per_sm: int = 1
 
     def __post_init__(self) -> None:
+        plain_integers(self)
         for name, kind in (("load", LoadCache), ("store", StoreCache)):
             known = [operator.value for operator in kind]
             given = getattr(self, name)

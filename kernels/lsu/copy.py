@@ -19,6 +19,7 @@ from kernels.common import (
     check_unroll,
     launch,
     persistent_grid,
+    plain_integers,
     require,
 )
 from kernels.occupancy import BEST_BYTES_IN_FLIGHT_PER_SM, limiting_shared_bytes, most_ctas
@@ -48,6 +49,7 @@ class LsuCopyConfig:
     min_shared_bytes: int = 0
 
     def __post_init__(self) -> None:
+        plain_integers(self)
         check_tile(self.tile_bytes)
         check_threads(self.threads)
         require(

@@ -24,6 +24,7 @@ from kernels.common import (
     check_tile,
     launch,
     persistent_grid,
+    plain_integers,
     require,
 )
 from kernels.occupancy import BEST_BYTES_IN_FLIGHT_PER_SM, most_ctas
@@ -57,6 +58,7 @@ class TritonCopyConfig:
     ctas_per_sm: int = 1
 
     def __post_init__(self) -> None:
+        plain_integers(self)
         check_tile(self.tile_bytes)
         check_threads(self.threads)
         _check_power("tile_bytes", self.tile_bytes)

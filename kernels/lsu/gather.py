@@ -20,6 +20,7 @@ from kernels.common import (
     check_whole,
     launch,
     persistent_grid,
+    plain_integers,
     require,
 )
 from smfree.cuda import CudaSource, DeviceArray, Stream
@@ -39,6 +40,8 @@ class GatherConfig:
     indexed: bool = True
 
     def __post_init__(self) -> None:
+        plain_integers(self)
+        check_whole("element_bytes", self.element_bytes)
         sizes = "4, 8 or 16"
         require(
             self.element_bytes in ELEMENT_BYTES,
@@ -109,7 +112,7 @@ def strided(
     Otherwise as :func:`gather`. Raises OperandError, ConfigError.
     """
     check_call(config, GatherConfig, src=src, dst=dst)
-    check_whole("stride", stride)
+    stride = check_whole("stride", stride)
     require(stride >= 1, "stride must be at least 1 element", stride, "reverse the array on the host")
     elements = _elements(dst, src, config)
     reach = (elements - 1) * stride + 1

@@ -23,6 +23,7 @@ from kernels.common import (
     cp_async_unavailable,
     launch,
     persistent_grid,
+    plain_integers,
     require,
 )
 from smfree.cuda import CudaSource, DeviceArray, Stream
@@ -40,6 +41,7 @@ class PadConfig:
     ctas_per_sm: int = 1
 
     def __post_init__(self) -> None:
+        plain_integers(self)
         check_whole("padded_bytes", self.padded_bytes)
         require(
             self.padded_bytes > 0 and self.padded_bytes % 16 == 0,
@@ -98,15 +100,16 @@ def pad(
     check_available(cp_async_unavailable(capabilities))
     check_shared(config.shared_bytes, capabilities)
     check_alike(dst, src)
-    check_whole("row_bytes", row_bytes)
+    row_bytes = check_whole("row_bytes", row_bytes)
     require(
         0 <= row_bytes <= config.padded_bytes,
         f"row_bytes must be 0 to padded_bytes ({config.padded_bytes})",
         row_bytes,
         "use wider padded rows",
     )
-    pitch = -(-row_bytes // 16) * 16 if src_pitch_bytes is None else src_pitch_bytes
-    check_whole("src_pitch_bytes", pitch)
+    pitch = check_whole(
+        "src_pitch_bytes", -(-row_bytes // 16) * 16 if src_pitch_bytes is None else src_pitch_bytes
+    )
     require(
         pitch % 16 == 0 and pitch >= row_bytes,
         "src_pitch_bytes must be a multiple of 16, at least row_bytes",

@@ -17,6 +17,7 @@ from kernels.common import (
     check_threads,
     launch,
     persistent_grid,
+    plain_integers,
     require,
 )
 from smfree.cuda import CudaSource, DeviceArray, Stream
@@ -41,6 +42,7 @@ class TransposeConfig:
     ctas_per_sm: int = 1
 
     def __post_init__(self) -> None:
+        plain_integers(self)
         known = [layout.value for layout in Layout]
         require(
             self.layout in known, f"layout must be one of {', '.join(known)}", self.layout, "use swizzled"

@@ -32,6 +32,8 @@ from kernels.common import (
     check_available,
     check_call,
     check_ctas,
+    check_flag,
+    check_float32,
     check_operands,
     check_stages,
     check_threads,
@@ -39,6 +41,7 @@ from kernels.common import (
     check_whole,
     launch,
     persistent_grid,
+    plain_integers,
     require,
     tma_unavailable,
 )
@@ -138,10 +141,12 @@ class TritonAxpyConfig:
     max_ctas: int | None = None
 
     def __post_init__(self) -> None:
+        plain_integers(self)
         check_tile(self.tile_bytes, multiple_of=ROW_BYTES)
         check_stages(self.num_stages, at_most=MAX_STAGES)
         check_threads(self.threads)
         check_ctas(self.ctas_per_sm)
+        check_flag("descriptors", self.descriptors)
         check_whole("work", self.work)
         require(0 <= self.work <= MAX_WORK, f"work must be 0 to {MAX_WORK} FMAs", self.work, "use 1")
         for name, value in (("tile_bytes", self.tile_bytes), ("threads", self.threads)):
@@ -234,6 +239,7 @@ def axpy(
         check_operands("16-byte copies", dst, array, source=name)
     if dst.dtype != np.float32:
         raise OperandError(f"axpy computes in float32 (got {dst.dtype}); view or convert the arrays")
+    factor = check_float32("alpha", alpha)
     elements = dst.nbytes // 4
     if elements == 0:
         return LaunchInfo(None)
@@ -251,8 +257,8 @@ def axpy(
             )
             for array in flat
         ]
-        args = (*rows, *flat, np.float32(alpha), np.int32(num_rows), np.int64(elements))
+        args = (*rows, *flat, factor, np.int32(num_rows), np.int64(elements))
     else:
-        args = (*flat, np.float32(alpha), np.int64(num_rows * ROW_ELEMENTS), np.int64(elements))
+        args = (*flat, factor, np.int64(num_rows * ROW_ELEMENTS), np.int64(elements))
     grid = config.grid_for(dst.nbytes, capabilities)
     return launch(config.source, grid, config.threads, args, device_array=dst, shared_bytes=0, stream=stream)

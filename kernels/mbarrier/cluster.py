@@ -15,9 +15,12 @@ from kernels.common import (
     check_apart,
     check_available,
     check_call,
+    check_flag,
     check_shared,
     check_tile,
+    check_whole,
     launch,
+    plain_integers,
     require,
 )
 from kernels.mbarrier.pipeline import PipelineConfig, check_roles
@@ -44,6 +47,9 @@ class ClusterConfig(PipelineConfig):
     multicast: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
+        plain_integers(self)
+        check_whole("cluster_size", self.cluster_size)
+        check_flag("multicast", self.multicast)
         sizes = ", ".join(map(str, CLUSTER_SIZES))
         require(self.cluster_size in CLUSTER_SIZES, f"cluster_size is {sizes}", self.cluster_size, "use 2")
         check_tile(self.tile_bytes, multiple_of=16 * self.cluster_size)

@@ -23,6 +23,7 @@ from kernels.common import (
     check_tile,
     check_whole,
     launch,
+    plain_integers,
     require,
     tma_unavailable,
 )
@@ -84,6 +85,7 @@ class FaultConfig:
     fault: Fault = Fault.NONE
 
     def __post_init__(self) -> None:
+        plain_integers(self)
         check_whole("warps", self.warps)
         require(2 <= self.warps <= 31, "warps must be 2 to 31, beside the producer's", self.warps, "use 4")
         check_tile(self.tile_bytes, multiple_of=128 * self.warps)

@@ -19,6 +19,7 @@ from kernels.common import (
     check_stages,
     check_whole,
     launch,
+    plain_integers,
     require,
 )
 from kernels.mbarrier.faults import Ending
@@ -59,6 +60,7 @@ class ClusterFaultConfig:
     fault: ClusterFault = ClusterFault.NONE
 
     def __post_init__(self) -> None:
+        plain_integers(self)
         check_whole("warps", self.warps)
         most = MAX_THREADS // 32
         require(1 <= self.warps <= most, f"warps must be 1 to {most}", self.warps, "use 4")

@@ -18,6 +18,7 @@ from kernels.common import (
     check_stages,
     launch,
     persistent_grid,
+    plain_integers,
     tma_unavailable,
 )
 from smfree.cuda import CudaSource, DeviceArray, Stream, Swizzle, TensorMap
@@ -40,6 +41,7 @@ class MatmulConfig:
     ctas_per_sm: int = 1
 
     def __post_init__(self) -> None:
+        plain_integers(self)
         check_stages(self.num_stages)
         check_ctas(self.ctas_per_sm)
 

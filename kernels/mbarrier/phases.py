@@ -7,7 +7,13 @@ from enum import StrEnum
 
 import numpy as np
 
-from kernels.common import KERNELS, check_available, check_whole, require
+from kernels.common import (
+    KERNELS,
+    check_available,
+    check_whole,
+    plain_integers,
+    require,
+)
 from smfree.cuda import Capabilities, CudaSource, Device, ModuleImage
 
 THREADS = 64
@@ -56,6 +62,7 @@ class PhasesConfig:
     turns: int = 16
 
     def __post_init__(self) -> None:
+        plain_integers(self)
         check_whole("turns", self.turns)
         require(
             2 <= self.turns <= 64 and self.turns % 2 == 0,

@@ -22,6 +22,7 @@ from kernels.common import (
     OperandError,
     check_available,
     check_call,
+    check_float32,
     check_operands,
     check_threads,
     check_whole,
@@ -235,13 +236,14 @@ def run_axpy(
         check_operands(config.instruction, dst, array, source=name)
     if dst.dtype != np.float32:
         raise OperandError(f"axpy computes in float32 (got {dst.dtype}); view or convert the arrays")
+    factor = check_float32("alpha", alpha)
     if dst.nbytes == 0:
         return LaunchInfo(None)
     return launch(
         config.source,
         config.grid_for(dst.nbytes, capabilities),
         config.threads,
-        (dst, x, y, np.float32(alpha), np.uint64(dst.nbytes // 4), *more),
+        (dst, x, y, factor, np.uint64(dst.nbytes // 4), *more),
         device_array=dst,
         shared_bytes=config.shared_bytes,
         stream=stream,

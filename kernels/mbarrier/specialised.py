@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from kernels.common import LaunchInfo, check_whole, require
+from kernels.common import (
+    LaunchInfo,
+    check_whole,
+    plain_integers,
+    require,
+)
 from kernels.mbarrier.pipeline import PipelineConfig, RegisterPlan, run_axpy
 from kernels.staged import BarrierPlan
-from smfree.cuda import DeviceArray, Stream
+from smfree.cuda import Capabilities, DeviceArray, Stream
 
 WARPGROUP = 128
 REGISTERS_PER_SM = 65536
@@ -35,6 +40,7 @@ class SpecialisedConfig(PipelineConfig):
     consumer_registers: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
+        plain_integers(self)
         for name in ("threads", "producer_registers", "consumer_registers"):
             check_whole(name, getattr(self, name))
         require(
@@ -92,6 +98,17 @@ class SpecialisedConfig(PipelineConfig):
         off = {"PRODUCER_REGISTERS": 0, "CONSUMER_REGISTERS": 0}
         more = {"CONSUMER_GROUPS": self.consumer_groups, "CTAS_PER_SM": self.ctas_per_sm}
         return off | super().defines | more
+
+    def check_fits(self, capabilities: Capabilities) -> None:
+        """As for every pipeline; and ``ctas_per_sm`` CTAs fit an SM, or ptxas ignores the launch bounds that
+        the registers are derived from. Raises ConfigError."""
+        super().check_fits(capabilities)
+        require(
+            self.ctas_per_sm * self.threads <= capabilities.max_threads_per_sm,
+            f"an SM of {capabilities.name} holds {capabilities.max_threads_per_sm} threads",
+            f"{self.ctas_per_sm} CTAs of {self.threads}",
+            "use fewer CTAs per SM",
+        )
 
     def _registers_left(self) -> int:
         """A multiple of 8 for each consumer, of what the producers leave of the CTA's share."""

@@ -20,6 +20,7 @@ from kernels.common import (
     check_whole,
     launch,
     persistent_grid,
+    plain_integers,
     require,
     tma_unavailable,
 )
@@ -50,6 +51,7 @@ class DsmemConfig:
     max_ctas: int | None = None
 
     def __post_init__(self) -> None:
+        plain_integers(self)
         require(isinstance(self.path, Path), "path is a Path", self.path, "use Path.BULK")
         check_tile(self.tile_bytes, multiple_of=STAGE_ALIGN)
         check_whole("cluster", self.cluster)
@@ -110,7 +112,7 @@ def rotate(
     capabilities = check_call(config, DsmemConfig, src=src, dst=dst)
     check_available(unavailable(capabilities))
     check_shared(config.shared_bytes + config.static_shared_bytes, capabilities)
-    check_whole("num_steps", num_steps)
+    num_steps = check_whole("num_steps", num_steps)
     require(0 <= num_steps < 2**32, "num_steps is 0 to 2^32 - 1", num_steps, "use the number modulo cluster")
     check_operands("cp.async.bulk", dst, src)
     for name, array in (("src", src), ("dst", dst)):

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kernels.common import OperandError, check_shared, check_stages, check_whole, persistent_grid, require
+from kernels.common import (
+    OperandError,
+    check_shared,
+    check_stages,
+    check_whole,
+    persistent_grid,
+    plain_integers,
+    require,
+)
 from kernels.staged import MBARRIER_BYTES, STAGE_ALIGN, BarrierPlan, round_up
 from smfree.cuda import Capabilities, DeviceArray
 
@@ -26,6 +34,7 @@ class RingConfig:
     max_ctas: int | None = None
 
     def __post_init__(self) -> None:
+        plain_integers(self)
         check_stages(self.num_stages)
         if self.max_ctas is not None:
             check_whole("max_ctas", self.max_ctas)
@@ -73,6 +82,7 @@ class BoxConfig(RingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_whole("element_bytes", self.element_bytes)
         for name in ("box_rows", "box_cols"):
             edge = getattr(self, name)
             check_whole(name, edge)

@@ -58,7 +58,8 @@ class SwizzleConfig(RingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         names = ", ".join(known.name for known in SWIZZLES)
-        require(self.swizzle in SWIZZLES, f"swizzle is one of {names}", repr(self.swizzle), "use B128")
+        known = isinstance(self.swizzle, Swizzle) and self.swizzle in SWIZZLES
+        require(known, f"swizzle is one of {names}", repr(self.swizzle), "use Swizzle.B128")
         require(isinstance(self.output, Output), "output is an Output", self.output, "use Output.TRANSPOSED")
         span = self.swizzle.span_bytes
         if self.row_bytes == 0:

@@ -28,6 +28,7 @@ from kernels.common import (
     check_tile,
     launch,
     persistent_grid,
+    plain_integers,
     require,
     tma_unavailable,
 )
@@ -70,6 +71,7 @@ class TritonTensorConfig:
     ctas_per_sm: int = 1
 
     def __post_init__(self) -> None:
+        plain_integers(self)
         check_tile(self.tile_bytes, multiple_of=ROW_BYTES)
         check_threads(self.threads)
         for name, value in (("tile_bytes", self.tile_bytes), ("threads", self.threads)):

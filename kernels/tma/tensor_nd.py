@@ -54,6 +54,10 @@ class TensorNdConfig(RingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("box", "element_strides"):
+            given = getattr(self, name)
+            require(isinstance(given, Sequence), f"{name} is a sequence", repr(given), "use (64, 64)")
+            object.__setattr__(self, name, tuple(check_whole(f"{name}[{i}]", n) for i, n in enumerate(given)))
         require(
             1 <= self.rank <= MAX_RANK,
             "box has 1 to 5 dimensions",
@@ -68,6 +72,8 @@ class TensorNdConfig(RingConfig):
             len(self.element_strides),
             "leave it empty for strides of 1",
         )
+        require(isinstance(self.fill, OobFill), "fill is an OobFill", repr(self.fill), "use OobFill.ZERO")
+        check_whole("element_bytes", self.element_bytes)
         require(
             self.element_bytes in (1, 2, 4, 8),
             "element_bytes is 1, 2, 4 or 8",
@@ -75,8 +81,6 @@ class TensorNdConfig(RingConfig):
             "view the arrays as such a dtype",
         )
         for at, (edge, step) in enumerate(zip(self.box, self.element_strides, strict=True)):
-            check_whole(f"box[{at}]", edge)
-            check_whole(f"element_strides[{at}]", step)
             require(
                 1 <= step <= MAX_ELEMENT_STRIDE,
                 f"element_strides[{at}] is 1 to 8",
