@@ -125,7 +125,8 @@ def test_a_copy_from_the_host_has_arrived_when_it_returns(device: Device, fake: 
     array = device.asarray(np.arange(64, dtype=np.uint32))
     names = [name for name, _ in fake.log if name != "cuCtxSetCurrent"]
     assert names[-2:] == ["cuMemcpyHtoD", "cuStreamSynchronize"]
-    array.copy_from(np.arange(64, dtype=np.uint32), stream=device.stream())
+    stream = device.stream()
+    array.copy_from(np.arange(64, dtype=np.uint32), stream=stream)
     assert fake.log[-1][0] == "cuMemcpyHtoDAsync"
 
 
