@@ -204,6 +204,17 @@ def test_coordinates_must_match_the_rank_of_the_map() -> None:
         run(body, packed(m.put(data)), [0, 0], m, 0, 0)
 
 
+def test_a_parameter_off_a_multiple_of_64_is_no_place_for_a_map() -> None:
+    """As in a struct that is not declared alignas(64); the same parameter 64-byte aligned is in every test."""
+    packed, _, _, data = make(1, "NONE")
+    m = Machine()
+    body = _HEAD + "mov.u32 %r10, 0;\n" + _LOAD.format(rank=1, coords="%r10", nbytes=64)
+    k = kernel(body, shared=SHARED, params=MAP.replace(".align 64", ".align 8"))
+    params = struct.pack("<QQQI4x", 0, 0, 0, 0) + packed(m.put(data)) + bytes(40)
+    with report("64-byte aligned (got 0x20)", "case.cu:30", rule="tensormap.map_alignment", kind=CopyFault):
+        m.launch(k, params, block=128)
+
+
 def test_a_parameter_s_address_converted_twice() -> None:
     """Seen from NVRTC 13.5 for sm_100a, where ptxas adds the base of the window twice, too."""
     packed, _, _, data = make(1, "NONE")

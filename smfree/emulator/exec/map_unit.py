@@ -51,13 +51,13 @@ class MapUnit:
         """(positions of lanes, their map, whether it lies in global memory), one for each different map."""
         first = int(addresses[0])
         if (addresses == first).all() and first // WINDOW_BYTES == PARAM_WINDOW // WINDOW_BYTES:
-            yield slice(None), self._of_param(first - PARAM_WINDOW), False
+            yield slice(None), self._of_param(0, first), False
             return
         maps: dict[tuple[TensorMap, bool], list[int]] = {}
         for i, address in enumerate(addresses.tolist()):
             window = address // WINDOW_BYTES * WINDOW_BYTES
             if window == PARAM_WINDOW:
-                key = self._of_param(address - PARAM_WINDOW), False
+                key = self._of_param(i, address), False
             else:
                 key = self._of_global(g, i, address), True
             maps.setdefault(key, []).append(i)
@@ -96,8 +96,10 @@ class MapUnit:
                 index=int(shared[0]),
             )
 
-    def _of_param(self, offset: int) -> TensorMap:
+    def _of_param(self, index: int, address: int) -> TensorMap:
+        offset = address - PARAM_WINDOW
         if offset not in self._params:
+            self._aligned(np.array([offset]), index)
             self._params[offset] = decode(self.launch.params[offset : offset + MAP_BYTES])
         return self._params[offset]
 
