@@ -205,7 +205,7 @@ def test_coordinates_must_match_the_rank_of_the_map() -> None:
 
 
 def test_a_parameter_off_a_multiple_of_64_is_no_place_for_a_map() -> None:
-    """As in a struct that is not declared alignas(64); the same parameter 64-byte aligned is in every test."""
+    """As in a struct that is not declared alignas(64); in all other tests it is 64-byte aligned."""
     packed, _, _, data = make(1, "NONE")
     m = Machine()
     body = _HEAD + "mov.u32 %r10, 0;\n" + _LOAD.format(rank=1, coords="%r10", nbytes=64)
