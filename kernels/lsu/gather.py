@@ -100,6 +100,7 @@ def gather(
             f"index and src must be on one device (got {index.device.spec} and {src.device.spec}); "
             "copy one over"
         )
+    check_aligned("4-byte loads", "index", index, 4)
     check_apart(dst, index, "index")
     return _launch(dst, src, elements, config, stream, index=index)
 

@@ -149,4 +149,5 @@ def _shapes(
         )
     check_aligned("cp.async.bulk", "x", x, 16)
     check_aligned("cp.async.bulk", "dst", dst, 16)
+    check_aligned("4-byte loads", "alpha", alpha, 4)
     return rows, pitch, elements

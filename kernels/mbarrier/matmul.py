@@ -11,6 +11,7 @@ from kernels.common import (
     LaunchInfo,
     OperandError,
     check_aligned,
+    check_apart,
     check_available,
     check_call,
     check_ctas,
@@ -80,7 +81,7 @@ def matmul(
     c: DeviceArray, a: DeviceArray, b: DeviceArray, *, config: MatmulConfig, stream: Stream | None = None
 ) -> LaunchInfo:
     """``c = a @ b.T``: ``a`` (m, k) and ``b`` (n, k) are bfloat16, given as uint16 (:func:`to_bfloat16`),
-    16-byte aligned, k a positive multiple of 8; ``c`` (m, n) is float32. All row-major.
+    16-byte aligned, k a positive multiple of 8; ``c`` (m, n) is float32, overlapping neither. All row-major.
 
     The sum over k is rounded as the tensor cores do it. Queues on ``stream`` and returns; nothing is launched
     when m or n is 0. Raises OperandError, ConfigError.
@@ -147,4 +148,6 @@ def _shapes(c: DeviceArray, a: DeviceArray, b: DeviceArray) -> tuple[int, int, i
         )
     for name, array in (("a", a), ("b", b)):
         check_aligned("a tensor map", name, array, 16)
+        check_apart(c, array, name, "c")
+    check_aligned("4-byte stores", "c", c, 4)
     return m, n, k

@@ -99,6 +99,8 @@ def total(
     if x.dtype != np.float32:
         raise OperandError(f"sums are made in float32 (got {x.dtype}); convert the array")
     check_aligned(config.instruction, "x", x, 16)
+    for name, array in (("result", result), ("partials", partials)):
+        check_aligned("4-byte stores", name, array, 4)
     grid = config.grid_for(x.nbytes, capabilities)
     for name, array, least in (("result", result, 1), ("partials", partials, grid)):
         if array.nbytes < 4 * least:
