@@ -21,14 +21,6 @@ struct b32x2 { u32 x, y; };
 struct b32x4 { u32 x, y, z, w; };
 struct b32x8 { b32x4 low, high; };
 
-// The generic address of a map among the kernel's parameters, taken once. From several uses of `&map` NVRTC
-// 13.5 may, for sm_100, add the base of the parameters twice; smfree refuses such code.
-PTX_INLINE const TensorMap* tensor_map_address(const TensorMap& map) {
-  const TensorMap* address;
-  asm volatile("mov.u64 %0, %1;" : "=l"(address) : "l"(&map) : "memory");
-  return address;
-}
-
 PTX_INLINE u32 smem_addr(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // ---- ld and st: global memory, one overload per width -------------------------------------------

@@ -36,15 +36,15 @@ __device__ __forceinline__ u32 stage_at(u32 s) { return smem_addr(stages) + s * 
 __device__ __forceinline__ u32 full_at(u32 s) { return smem_addr(full) + s * 8; }
 __device__ __forceinline__ u32 empty_at(u32 s) { return smem_addr(empty) + s * 8; }
 
-__device__ __forceinline__ void load_tile(u32 s, const TensorMap* src, i32 col, i32 row, u32 rank) {
+__device__ __forceinline__ void load_tile(u32 s, const TensorMap& src_map, i32 col, i32 row, u32 rank) {
   mbarrier_arrive_expect_tx(full_at(s), TILE_BYTES);
   if constexpr (MULTICAST) {
-    cp_async_bulk_tensor_2d_shared_global_multicast(stage_at(s) + rank * SHARE_BYTES, src, col,
+    cp_async_bulk_tensor_2d_shared_global_multicast(stage_at(s) + rank * SHARE_BYTES, &src_map, col,
                                                     row + rank * SHARE_ROWS, full_at(s), (1u << CLUSTER) - 1);
   } else {
 #pragma unroll
     for (u32 share = 0; share < CLUSTER; ++share)
-      cp_async_bulk_tensor_2d_shared_global(stage_at(s) + share * SHARE_BYTES, src, col,
+      cp_async_bulk_tensor_2d_shared_global(stage_at(s) + share * SHARE_BYTES, &src_map, col,
                                             row + share * SHARE_ROWS, full_at(s));
   }
 }
@@ -65,10 +65,9 @@ tma_multicast_tensor(const __grid_constant__ TensorMap dst_map, const __grid_con
   barrier_cluster_wait();
 
   if (threadIdx.x == 0) {
-    const TensorMap *const dst = tensor_map_address(dst_map), *const src = tensor_map_address(src_map);
     u32 request = blockIdx.x / CLUSTER;  // the next tile to ask for, up to NUM_STAGES ahead
     const auto load = [&](u32 s) {
-      load_tile(s, src, request % tiles_x * BOX_COLS, request / tiles_x * BOX_ROWS, rank);
+      load_tile(s, src_map, request % tiles_x * BOX_COLS, request / tiles_x * BOX_ROWS, rank);
       request += clusters;
     };
 #pragma unroll 1
@@ -77,7 +76,7 @@ tma_multicast_tensor(const __grid_constant__ TensorMap dst_map, const __grid_con
     u32 s = 0, phase = 0;
     for (u32 tile = blockIdx.x / CLUSTER; tile < num_tiles; tile += clusters) {
       wait_parity(full_at(s), phase);
-      cp_async_bulk_tensor_3d_global_shared(dst, tile % tiles_x * BOX_COLS, tile / tiles_x * BOX_ROWS,
+      cp_async_bulk_tensor_3d_global_shared(&dst_map, tile % tiles_x * BOX_COLS, tile / tiles_x * BOX_ROWS,
                                             rank, stage_at(s));
       cp_async_bulk_commit_group();
       if (request < num_tiles) {

@@ -193,7 +193,7 @@ def _compile(
             f"{version} made wrong code of {source.name} for {arch}: `{line}` converts the address of a "
             "parameter that has been converted before, so it points outside",
             options=options,
-            hints=["take each parameter's address once, as tensor_map_address of ptx.cuh does"],
+            hints=["NVRTC does so once a process has compiled with --device-debug: use a new process"],
         )
     return make_image(
         name=source.name,
@@ -208,8 +208,9 @@ def _compile(
 
 
 def _converted_twice(ptx: str) -> str | None:
-    """The first ``cvta.param`` of a register that a ``cvta.param`` made, which NVRTC 13.5 emits now and then
-    for sm_100; ptxas then adds the base of the parameters twice."""
+    """The first ``cvta.param`` of a register that a ``cvta.param`` made; ptxas then adds the base of the
+    parameters twice. NVRTC 13.5 emits it for sm_100 and later in a process that has compiled for one of them
+    with ``--device-debug``."""
     generic = {match["to"] for match in _CVTA_PARAM.finditer(ptx)}
     return next((match[0] for match in _CVTA_PARAM.finditer(ptx) if match["from"] in generic), None)
 

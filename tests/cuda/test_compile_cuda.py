@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -208,25 +210,39 @@ def test_disassembler_of_the_wheel_comes_first() -> None:
     assert subprocess.run([tools[0], "--version"], capture_output=True, check=True).stdout
 
 
-def test_an_address_of_a_parameter_that_the_compiler_converts_twice_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What NVRTC 13.5 made of one kernel for sm_100a; SASS then added the base of the parameters twice."""
+def test_an_address_of_a_parameter_that_the_compiler_converts_twice_is_found() -> None:
     made = """
 	cvta.param.u64 	%rd4, %rd3;
 	cvta.param.u64 	%rd1, %rd2;
 	cvta.param.u64 	%rd5, %rd4;
 """
-    compiler = importlib.import_module("smfree.cuda.compile_cuda")
-    assert compiler._converted_twice(made) == "cvta.param.u64 \t%rd5, %rd4;"
-    assert compiler._converted_twice(made.replace("%rd5, %rd4", "%rd5, %rd3")) is None
+    found = importlib.import_module("smfree.cuda.compile_cuda")._converted_twice
+    assert found(made) == "cvta.param.u64 \t%rd5, %rd4;"
+    assert found(made.replace("%rd5, %rd4", "%rd5, %rd3")) is None
 
-    output = compiler._output
-    monkeypatch.setattr(
-        compiler,
-        "_output",
-        lambda program, name: made.encode() if name == "nvrtcGetPTX" else output(program, name),
-    )
-    twice = CudaSource("twice.cu", {"TWICE": 1}, text="__global__ void twice() {}")
-    with pytest.raises(CompileError, match=r"made wrong code of twice.cu .* `cvta.param.u64 \t%rd5, %rd4;`"):
-        compile_cuda(twice, "sm_100a")
+
+AFTER_DEBUG = """
+from kernels.tma.tensor2d import Tensor2dConfig
+from smfree.cuda import CompileError, CudaSource, compile_cuda
+
+compile_cuda(CudaSource("f.cu", options=("--device-debug",), text="__global__ void f() {}"), "sm_100a")
+try:
+    print(compile_cuda(Tensor2dConfig(4096, 3).source, "sm_100a").ptx.count("cvta.param"))
+except CompileError as error:
+    print(error)
+"""
+
+
+def test_what_nvrtc_makes_after_a_debug_build_is_right_or_refused(tmp_path: Path) -> None:
+    """NVRTC 13.5 converts the address of a map twice for sm_100a once it has compiled with --device-debug."""
+    outputs = []
+    for code in (AFTER_DEBUG, AFTER_DEBUG.replace('"--device-debug",', "")):
+        env = {**os.environ, "SMFREE_CACHE_DIR": str(tmp_path / str(len(outputs)))}
+        ran = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        )
+        outputs.append(ran.stdout)
+    after_debug, alone = outputs
+    refused = "made wrong code of tma/tensor2d.cu for sm_100a" in after_debug
+    assert refused or after_debug == alone
+    assert int(alone) >= 2  # one for each map

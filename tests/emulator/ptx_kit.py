@@ -6,9 +6,10 @@ import importlib
 import struct
 import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 
 from cuda.bindings import nvrtc
@@ -88,7 +89,18 @@ def ptxas_all(cases: list[tuple[str, str]]) -> list[Verdict]:
 
 @cache
 def nvrtc_ptx(source: str, arch: str, *options: str) -> str:
-    """Compile CUDA C++ to PTX with line information; a compile error fails the test with the log."""
+    """Compile CUDA C++ to PTX with line information; a compile error fails the test with the log.
+
+    A debug build has a process of its own: for sm_100 and later it makes NVRTC 13.5 compile wrongly in the
+    same process ever after (smfree.cuda.compile_cuda._converted_twice).
+    """
+    if "--device-debug" not in options:
+        return _nvrtc_ptx(source, arch, *options)
+    with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+        return alone.submit(_nvrtc_ptx, source, arch, *options).result()
+
+
+def _nvrtc_ptx(source: str, arch: str, *options: str) -> str:
     error, program = nvrtc.nvrtcCreateProgram(source.encode(), b"case.cu", 0, [], [])
     assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, error
     flags = [f"--gpu-architecture={arch}", "-lineinfo", "-default-device", *options]
