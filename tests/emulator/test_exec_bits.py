@@ -55,6 +55,16 @@ def test_fns() -> None:
                lambda mask, base, offset: base < 32))  # fmt: skip
 
 
+def test_the_base_of_fns_is_a_bit_of_the_mask() -> None:
+    body = "mov.b32 %r10, 0xf0;\nadd.u32 %r11, %r2, {first};\n{guard}fns.b32 %r12, %r10, %r11, 1;\n{out}"
+    out = "mov.u32 %r13, 0;\nst.global.u32 [%rd3], %r13;"
+    with report("a bit from 0 to 31 (got 32)", "thread 31", rule="alu.fns_base"):
+        execute(body.format(first=1, guard="", out=out))
+    execute(body.format(first=0, guard="", out=out))
+    guard = "setp.lt.u32 %p1, %r11, 32;\n@%p1 "
+    execute(body.format(first=1, guard=guard, out=out))
+
+
 MODES = {
     "f4e": ["0123", "1234", "2345", "3456"],
     "b4e": ["0765", "1076", "2107", "3210"],

@@ -247,6 +247,21 @@ def test_a_barrier_levels_the_clocks_of_its_warps() -> None:
     assert int(got.max()) - int(got.min()) < 40
 
 
+def test_each_warp_sleeps_for_its_own_time() -> None:
+    body = """
+    shr.u32 %r10, %r2, 5;
+    mul.lo.u32 %r10, %r10, 1000;
+    mov.u64 %rd10, %clock64;
+    nanosleep.u32 %r10;
+    mov.u64 %rd11, %clock64;
+    sub.u64 %rd11, %rd11, %rd10;
+    cvt.u32.u64 %r11, %rd11;
+    st.global.u32 [%rd3], %r11;
+    """
+    slept = execute(body, block=128, schedule="timed").out.reshape(4, 32)[:, 0].astype(np.int64)
+    assert (np.diff(slept) == 1980).all()  # 1 us at the H100's 1980 MHz
+
+
 def test_a_timed_run_is_the_same_every_time() -> None:
     body = """
     add.s64 %rd4, %rd1, %rd39;

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smfree.emulator.errors import EmulationError
 from smfree.emulator.exec.arith import instruction_type
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.table import Arithmetic, arithmetic
@@ -192,8 +193,17 @@ def find_nth_set(dec: Decoder, ins: ast.Instr) -> Arithmetic:
     dec.only("b32")
     d = dec.dst(ins.operands[0])
     mask, base, offset = (dec.src(x, "b32") for x in ins.operands[1:])
+    active = dec.active()
 
     def act(r: Regs, g: Group) -> None:
+        beyond = np.flatnonzero(np.broadcast_to((r[base] > 31) & active(r), (g.lanes.n,)))
+        if len(beyond):
+            got = np.broadcast_to(r[base], g.lanes.n)[beyond[0]]
+            raise EmulationError(
+                f"the base of fns is a bit from 0 to 31 (got {got}), else its result is undefined; mask it",
+                rule="alu.fns_base",
+                index=int(beyond[0]),
+            )
         words = np.broadcast_arrays(*(np.atleast_1d(r[i]) for i in (mask, base, offset)))
         bits = _planes(words[0], 32)
         start, steps = words[1].astype(np.int64)[:, None], words[2].view(np.int32).astype(np.int64)[:, None]

@@ -447,8 +447,8 @@ class Launch:
     def nanoseconds(self, cycles: Any) -> Any:
         return cycles / self.cycles_per_ns
 
-    def advance(self, g: Group, cycles: float) -> None:
-        """The group's warps are busy for so long."""
+    def advance(self, g: Group, cycles: Any) -> None:
+        """The group's warps are busy for so long, all the same or each its own time."""
         if self.clock is not None:
             self.time[g.lanes.warp_slice] = self.settle(g) + cycles
 

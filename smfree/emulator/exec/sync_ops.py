@@ -44,7 +44,8 @@ def nanosleep(dec: Decoder, ins: ast.Instr) -> Visible:
     t, launch = dec.src(ins.operands[0], "u32"), dec.launch
 
     def act(g: Group) -> bool:
-        launch.advance(g, float(np.max(g.regs[t])) * launch.cycles_per_ns)
+        longest = np.maximum.reduceat(per_lane(g.regs[t], g), g.lanes.warp_starts)
+        launch.advance(g, longest * launch.cycles_per_ns)
         return True
 
     return act
