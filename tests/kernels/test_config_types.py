@@ -57,7 +57,7 @@ def test_numpy_integers_become_python_integers(config: Any, name: str) -> None:
     assert made == config and type(getattr(made, name)) is int
 
 
-@pytest.mark.parametrize("value", ODD[1:], ids=repr)
+@pytest.mark.parametrize("value", ODD[1:], ids=[type(odd).__name__ for odd in ODD[1:]])
 @pytest.mark.parametrize(
     ("make", "name"),
     [
@@ -111,7 +111,9 @@ def _operands(device: Device) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
     return device.empty(8, np.float32), x, y
 
 
-@pytest.mark.parametrize("alpha", [None, "2", True, 1j, [2.0], np.array([2.0]), object()], ids=repr)
+@pytest.mark.parametrize(
+    "alpha", [None, "2", True, 1j, [2.0], np.array([2.0]), object()], ids=lambda odd: type(odd).__name__
+)
 def test_a_factor_that_is_no_number_is_told(alpha: Any) -> None:
     with Device.open("emu:h100") as device:
         dst, x, y = _operands(device)
