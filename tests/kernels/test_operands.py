@@ -1,4 +1,4 @@
-"""Operands beside the copied ones, scalars per row, scratch, indices: what threads would trip over is told."""
+"""Operands beside the copied ones, scalars per row, scratch, indices: no thread may trip over them."""
 
 from __future__ import annotations
 
