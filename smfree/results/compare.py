@@ -10,7 +10,7 @@ noise hides. Points of different clocks (modelled, measured) are never compared.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
@@ -35,8 +35,8 @@ class Verdict(Enum):
 class Limits:
     """When a difference counts.
 
-    ``relative``: fraction of the old time. ``floor_s``: seconds; smaller differences are SAME whatever
-    their share.
+    ``relative``: fraction of the old time. ``floor_s``: seconds of a reading; smaller differences are SAME
+    whatever their share.
     """
 
     relative: float = 0.05
@@ -144,7 +144,7 @@ def compare_runs(old: Run, new: Run, limits: Limits = Limits()) -> RunComparison
             mixed.append(name)
             continue
         points.append(
-            compare_samples(name, samples_of(a), samples_of(b), limits, exact=sources == {"modelled"})
+            compare_samples(name, samples_of(a), samples_of(b), _of(a, limits), exact=sources == {"modelled"})
         )
     differences: tuple[str, ...] = ()
     if old.identity and new.identity:
@@ -157,6 +157,12 @@ def compare_runs(old: Run, new: Run, limits: Limits = Limits()) -> RunComparison
         tuple(sorted(set(new.points) - set(old.points)) + mixed),
         differences,
     )
+
+
+def _of(entry: Mapping[str, Any], limits: Limits) -> Limits:
+    """The limits of a point. The floor is one reading's; a control operation's time is a share of a reading,
+    one of ``turns``."""
+    return replace(limits, floor_s=limits.floor_s / entry["extra_info"].get("config", {}).get("turns", 1))
 
 
 def _key(entry: Mapping[str, Any]) -> Any:

@@ -126,3 +126,20 @@ def test_points_of_one_name_that_did_other_work_are_not_compared() -> None:
     assert other.only_old == other.only_new == ("p",)
     same = compare_runs(run({"p": whole(12)}), run({"p": whole(12)}, "new"))
     assert [found.verdict for found in same.points] == [Verdict.SAME]
+
+
+def test_the_floor_of_a_control_operation_is_that_of_all_turns_of_a_reading() -> None:
+    """An arrive of 3.5 ns that takes 10 was read as 16 of them: 104 ns more, no jitter of one reading."""
+
+    def operation(seconds: float) -> dict[str, Any]:
+        made = point([seconds], "modelled")
+        made["extra_info"]["config"] = {"turns": 16}
+        return made
+
+    for new, verdict in ((10e-9, Verdict.SLOWER), (4.5e-9, Verdict.SAME), (2e-9, Verdict.FASTER)):
+        found = compare_runs(run({"arrive": operation(3.5e-9)}), run({"arrive": operation(new)}, "new"))
+        assert [one.verdict for one in found.points] == [verdict]
+    tile = compare_runs(
+        run({"t": point([3.5e-9], "modelled")}), run({"t": point([10e-9], "modelled")}, "new")
+    )
+    assert [one.verdict for one in tile.points] == [Verdict.SAME]
