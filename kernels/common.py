@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from smfree.cuda import Capabilities, CudaSource, DeviceArray, Kernel, Stream, TritonSource
+from smfree.cuda import Capabilities, CudaSource, Device, DeviceArray, Kernel, Stream, TritonSource
 
 KERNELS = Path(__file__).parent
 MAX_STAGES = 8
@@ -155,6 +155,15 @@ def check_available(reason: str | None) -> None:
     """Raise ConfigError with ``reason`` unless it is None."""
     if reason is not None:
         raise ConfigError(f"{reason}; use an LSU kernel")
+
+
+def check_clock(device: Device) -> None:
+    """A kernel that reads the clock can run there. Raises ConfigError."""
+    if not device.has_clock:
+        raise ConfigError(
+            f"the kernel reads the clock, which only the schedule 'timed' has (got "
+            f"'{device.driver.node.schedule}'); open the device with schedule='timed'"
+        )
 
 
 def check_call(config: object, kind: type, **arrays: object) -> Capabilities:

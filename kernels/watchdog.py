@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.common import check_clock, check_whole, require
 from smfree.cuda import CudaHostError, CudaSource, Device, Module, TritonSource
 from smfree.cuda.choose import choose
 from smfree.cuda.isolation import Ending, Outcome, run_isolated
@@ -116,6 +117,7 @@ class WatchedDevice(Device):
 
     ``log``: :data:`LOG_BYTES` zeroed bytes, which outlive the device; :func:`read_log` says what they hold.
     ``schedule``, ``seed``: as for Device.open; only the timed schedule has the clock that the bounds need.
+    Raises ConfigError.
     """
 
     def __init__(
@@ -123,7 +125,10 @@ class WatchedDevice(Device):
     ) -> None:
         choice = choose(spec, **schedule)
         super().__init__(choice.driver, choice.ordinal, spec=choice.spec, is_emulated=choice.is_emulated)
-        self.limit_ns = limit_ns or (EMULATED_LIMIT_NS if self.is_emulated else LIMIT_NS)
+        usual = EMULATED_LIMIT_NS if self.is_emulated else LIMIT_NS
+        self.limit_ns = usual if limit_ns is None else check_whole("limit_ns", limit_ns)
+        require(1 <= self.limit_ns < 2**63, "limit_ns is 1 to 2^63 - 1", self.limit_ns, "leave it out")
+        check_clock(self)
         self._log = log
         self._names: list[_ModuleNames] = []
         log[: _HEADER.itemsize].view(_HEADER)["capacity"] = CAPACITY

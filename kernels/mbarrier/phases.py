@@ -10,6 +10,7 @@ import numpy as np
 from kernels.common import (
     KERNELS,
     check_available,
+    check_clock,
     check_whole,
     plain_integers,
     require,
@@ -103,6 +104,7 @@ def measure(device: Device, config: PhasesConfig | None = None) -> PhaseCosts:
     On an emulated device the schedule must be ``timed``: no other has a clock.
     """
     check_available(unavailable(device.capabilities))
+    check_clock(device)
     used = config or PhasesConfig()
     cycles = device.asarray(np.zeros(len(Operation), np.uint64))
     seen = device.asarray(np.zeros(len(Lesson), np.uint32))

@@ -103,6 +103,11 @@ class Device:
         return "modelled" if self.is_emulated else "measured"
 
     @property
+    def has_clock(self) -> bool:
+        """Whether kernels may read a clock: on an emulated GPU only the schedule ``timed`` has one."""
+        return not self.is_emulated or bool(self.driver.node.clocked)
+
+    @property
     def driver_version(self) -> tuple[int, int]:
         """The CUDA version that the driver supports, for example ``(13, 0)``."""
         version = int(self.calls("cuDriverGetVersion"))
@@ -129,7 +134,7 @@ class Device:
             raise TraceError(
                 f"only emulated GPUs record a trace (this is {self.spec}); use 'emu:h100', or a profiler here"
             )
-        if not self.driver.node.clocked:
+        if not self.has_clock:
             raise TraceError(
                 f"a trace needs a clock, which the schedule '{self.driver.node.schedule}' has not; open the "
                 "device with schedule='timed'"

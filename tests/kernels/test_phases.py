@@ -77,3 +77,12 @@ def test_sass_has_one_timed_section_per_operation(arch: str) -> None:
 def test_turns_that_do_not_return_to_parity_0_are_refused(turns: int) -> None:
     with pytest.raises(ConfigError, match=rf"turns must be even, 2 to 64 \(got {turns}\)"):
         PhasesConfig(turns)
+
+
+@pytest.mark.parametrize("schedule", ["min-pc", "random"])
+def test_without_a_clock_nothing_is_launched(schedule: str) -> None:
+    with Device.open("emu:h100", schedule=schedule) as device:
+        said = rf"only the schedule 'timed' has \(got '{schedule}'\); open the device with schedule='timed'"
+        with pytest.raises(ConfigError, match=said):
+            measure(device)
+        assert device.emulator.last_launch is None

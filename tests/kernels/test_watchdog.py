@@ -6,11 +6,12 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from kernels.common import KERNELS
+from kernels.common import KERNELS, ConfigError
 from kernels.mbarrier.faults import Ending as Fate
 from kernels.mbarrier.faults import Fault, FaultConfig, scale
 from kernels.mbarrier.registry import PIPELINES
@@ -223,3 +224,17 @@ def test_without_watchdog_ns_the_sass_is_that_of_a_header_that_never_had_it(
         assert code == machine_code(compile_cuda(bare, arch).cubin)
         bounded = CudaSource(source.path, {**defines, "WATCHDOG_NS": 1000}, source.options)
         assert code != machine_code(compile_cuda(bounded, arch).cubin)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"limit_ns": 0}, r"limit_ns is 1 to 2\^63 - 1 \(got 0\); leave it out"),
+        ({"limit_ns": -5}, r"limit_ns is 1 to 2\^63 - 1 \(got -5\)"),
+        ({"limit_ns": 1.5}, r"limit_ns must be a whole number \(got 1.5\)"),
+        ({"schedule": "random"}, r"which only the schedule 'timed' has \(got 'random'\)"),
+    ],
+)
+def test_bounds_that_cannot_be_kept_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        WatchedDevice("emu:h100", new_log(), **options)
