@@ -176,6 +176,8 @@ def test_ignore_src_zero_fills_where_it_is_true(schedule: str) -> None:
     """
     got = go(body + _OUT, schedule).out
     assert got.tolist() == [0] * 10 + _DATA[10:64].tolist()
+    negated = body.replace("4, %p2", "4, !%p2")
+    assert go(negated + _OUT, schedule).out.tolist() == _DATA[:10].tolist() + [0] * 54
 
 
 @every_schedule

@@ -75,14 +75,16 @@ def _cp_async(dec: Decoder, ins: ast.Instr) -> Visible:
     nbytes = dec.constant_value(size)
     if nbytes is None:
         raise dec.wrong("the size of cp.async must be an immediate: 4, 8 or 16")
-    ignores = bool(rest) and _is_predicate(dec, rest[0])
-    src_size = dec.src(rest[0], "pred" if ignores else "u32") if rest else None
+    negated = bool(rest) and isinstance(rest[0], ast.Not)
+    limit = rest[0].reg if rest and isinstance(rest[0], ast.Not) else rest[0] if rest else None
+    ignores = limit is not None and _is_predicate(dec, limit)
+    src_size = None if limit is None else dec.src(limit, "pred" if ignores else "u32")
     cache = "cg" if "cg" in ins.modifiers else "ca"
 
     def act(g: Group) -> bool:
         read: Any = None if src_size is None else _ints(g, src_size)
         if ignores:  # where the predicate holds, nothing is read and zeros are written
-            read = nbytes * (1 - read)
+            read = nbytes * (read if negated else 1 - read)
         launch.copy.cp_async(
             Issue(g), flat_addresses(g, d_base, d_off), flat_addresses(g, s_base, s_off), nbytes, read, cache
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from smfree.emulator.ptx.ast import Function, Imm, Instr, Operand, Reg, Sink
+from smfree.emulator.ptx.declarations import TYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,15 @@ class Site:
     def register_type(self, operand: Operand) -> str | None:
         """The declared type of a register operand."""
         return self.function.registers.get(operand.name) if isinstance(operand, Reg) else None
+
+    def size(self, rule: str, operand: Operand | None, nbytes: int, what: str) -> Iterator[Finding]:
+        """A finding if the operand is a register that has not ``nbytes`` bytes."""
+        declared = None if operand is None else self.register_type(operand)
+        if declared is not None and isinstance(operand, Reg) and TYPE_BYTES.get(declared) != nbytes:
+            yield Finding(
+                rule,
+                f"{self.instr.name}: {what} has {8 * nbytes} bits, {operand.name} is .{declared}; use cvt",
+            )
 
     def is_sink(self, index: int) -> bool:
         """Whether the operand is "_"."""

@@ -34,7 +34,16 @@ _SIGNATURES: dict[str, tuple[str, str]] = {
     "shr": ("ttu", "usb"),
     "selp": ("tttp", "usfb"),
     "setp": ("ptt", "usfb"),
+    "bfe": ("ttuu", "us"),
+    "bfi": ("tttuu", "b"),
+    "bfind": ("ut", "us"),
+    "popc": ("ut", "b"),
+    "clz": ("ut", "b"),
+    "brev": ("tt", "b"),
+    "mapa": ("ttu", "u"),
+    "getctarank": ("ut", "u"),
 }
+_WORDS = frozenset({"bfe", "bfi", "bfind", "popc", "clz", "brev", "mapa", "getctarank"})  # of 32 or 64 bits
 _WIDE = {"mul": "wtt", "mad": "wttw"}
 _SPECIAL_SOURCES = frozenset({"mov"})
 _ORDERED = frozenset({"lt", "le", "gt", "ge"})
@@ -55,7 +64,8 @@ def _alu(site: Site) -> Iterator[Finding]:
         yield Finding("ptx.target", f"{name} needs sm_100, the target is {site.target}")
     if type_name[-2:] in ("x2", "x4") or sum(m in TYPE_BYTES for m in site.modifiers) > 1:
         return  # packed and mixed-precision forms have shapes of their own
-    if (type_name not in TYPE_BYTES and type_name != "pred") or _kind(type_name) not in kinds:
+    small = opcode in _WORDS and TYPE_BYTES.get(type_name, 0) < 4
+    if (type_name not in TYPE_BYTES and type_name != "pred") or _kind(type_name) not in kinds or small:
         example = {"b": "b32", "u": "u32", "s": "s32", "f": "f32"}[kinds[0]]
         yield Finding(
             "alu.type", f"{name}: .{type_name or '?'} is no type of {opcode}; use one such as .{example}"
@@ -133,4 +143,11 @@ def _kinds_agree(wanted: str, declared: str) -> bool:
     return wanted in "us" and declared in "us"
 
 
-RULES = table((" ".join(_SIGNATURES), _alu))
+def _funnel_shift(site: Site) -> Iterator[Finding]:
+    if not site.has("wrap") and not site.has("clamp"):
+        yield Finding(
+            "alu.shf", f"{site.instr.name} does not say what a count above 31 does; add .wrap or .clamp"
+        )
+
+
+RULES = table((" ".join(_SIGNATURES), _alu), ("shf", _funnel_shift))

@@ -30,6 +30,10 @@ def _cp(site: Site) -> Iterator[Finding]:
             yield from site.count("cp.async.operands", [0], f"cp.async.{second};")
         elif second == "wait_group":
             yield from wait_group(site, "cp.async")
+            if site.has("read"):
+                yield Finding(
+                    "cp.async.wait_group", ".read goes with cp.async.bulk.wait_group only; leave it out"
+                )
         elif second == "mbarrier":
             yield from _copy_arrive(site)
         else:
@@ -82,6 +86,8 @@ def _copy(site: Site) -> Iterator[Finding]:
     elif cache == ["cg"] and size != 16:
         yield Finding("cp.async.size", f"cp.async.cg copies 16 bytes, got {size}; use .ca for 4 and 8")
     source = site.integer(3) if len(site.operands) > 3 + hint else None
+    if len(site.operands) > 3 + hint and site.register_type(site.operands[3]) != "pred":
+        yield from site.size("cp.async.src_size", site.operands[3], 4, "src-size")
     if source is not None and not 0 <= source <= size:
         yield Finding("cp.async.src_size", f"src-size must be 0 to cp-size ({size}), got {source}")
 
@@ -175,6 +181,9 @@ def _arrive(site: Site, operation: str) -> Iterator[Finding]:
         )
     if expects and no_complete:
         yield Finding("mbarrier.name", ".noComplete does not go with .expect_tx; leave it out")
+    for other in ("relaxed", "cluster", "shared::cluster"):
+        if no_complete and site.has(other):
+            yield Finding("mbarrier.name", f".noComplete does not go with .{other}; leave one of them out")
     if site.operands and isinstance(site.operands[0], Address):
         yield Finding(
             "mbarrier.sink", f"{site.instr.name} has no destination; write a register or '_' first: {form}"

@@ -50,9 +50,17 @@ def _prefetch(site: Site, modifiers: tuple[str, ...]) -> Iterator[Finding]:
     else:
         yield from site.count("bulk.operands", [2 + extra], "cp.async.bulk.prefetch.L2.global [src], size;")
         yield from _bulk_size(site, 1)
+    yield from _policy(site)
+
+
+def _policy(site: Site) -> Iterator[Finding]:
+    if site.has("L2::cache_hint") and site.operands:
+        yield from site.size("bulk.register", site.operands[-1], 8, "a cache policy")
 
 
 def _bulk_size(site: Site, index: int) -> Iterator[Finding]:
+    if index < len(site.operands):
+        yield from site.size("bulk.register", site.operands[index], 4, "the size of a bulk copy")
     size = site.integer(index)
     if size is None:
         return
@@ -84,6 +92,9 @@ def _bulk_copy(site: Site, modifiers: tuple[str, ...], reduce: bool) -> Iterator
         yield Finding(
             "bulk.space", f".multicast::cluster does not go with .{spaces[0]}; use .shared::cluster"
         )
+    hints = [m for m in modifiers if m in ("multicast::cluster", "L2::cache_hint")]
+    if spaces == ("shared::cluster", "shared::cta") and hints:
+        yield Finding("bulk.space", f".{hints[0]} does not go with {' <- '.join(spaces)}; leave it out")
     if not mechanism:
         yield Finding("bulk.completion", f"{site.instr.name} does not say how it completes; add .{needed}")
         return
@@ -93,6 +104,10 @@ def _bulk_copy(site: Site, modifiers: tuple[str, ...], reduce: bool) -> Iterator
         )
         return
     extra = int(site.has("L2::cache_hint")) + int(site.has("multicast::cluster")) + int(site.has("cp_mask"))
+    yield from _policy(site)
+    if site.has("multicast::cluster") and len(site.operands) > 1:
+        mask = site.operands[-2 if site.has("L2::cache_hint") else -1]
+        yield from site.size("bulk.register", mask, 2, "the CTA mask of a multicast")
     if tensor:
         im2col = any(m.startswith("im2col") and m != "im2col_no_offs" for m in modifiers)
         extra += int(im2col and not to_global)
@@ -153,6 +168,8 @@ def _tensor(site: Site, modifiers: tuple[str, ...]) -> Iterator[Finding]:
             "tensor.coords",
             f".{dims} takes {wanted} coordinates, got {len(place.coords)}; innermost comes first",
         )
+    for coordinate in place.coords if place is not None else ():
+        yield from site.size("tensor.coords", coordinate, 4, "a coordinate")
     if "tile::gather4" in modifiers and "shared::cluster" in modifiers and not site.target.suffix:
         yield Finding(
             "ptx.target",
@@ -192,12 +209,15 @@ def _async_store(site: Site) -> Iterator[Finding]:
         yield Finding("async.type", f"st.async stores 32- and 64-bit elements, got .{kind}")
     elif site.has("v4") and kind[-2:] == "64":
         yield Finding("async.type", f"st.async stores at most 16 bytes, got .v4.{kind}; use .v2")
-    elif (
-        len(site.operands) > 1
-        and isinstance(site.operands[1], Vector)
-        and not (site.has("v2") or site.has("v4"))
-    ):
-        yield Finding("async.type", "a vector needs .v2 or .v4")
+    elif len(site.operands) > 1:
+        value, lanes = site.operands[1], 2 if site.has("v2") else 4 if site.has("v4") else 1
+        elems = value.elems if isinstance(value, Vector) else (value,)
+        if len(elems) != lanes or isinstance(value, Vector) != (lanes > 1):
+            yield Finding(
+                "async.type", f"{site.instr.name} stores {lanes} elements, the operand has {len(elems)}"
+            )
+        for elem in elems:
+            yield from site.size("async.type", elem, int(kind[-2:]) // 8, "an element")
 
 
 _ALSO = {True: ("s64",), False: ()}
@@ -214,6 +234,8 @@ def _createpolicy(site: Site) -> Iterator[Finding]:
             yield Finding(
                 "policy.name", "createpolicy.cvt needs .L2: createpolicy.cvt.L2.b64 policy, property;"
             )
+        if len(site.operands) > 1:
+            yield from site.size("policy.operands", site.operands[1], 8, "an access property")
         return
     if kind not in ("fractional", "range"):
         yield Finding("policy.name", f"createpolicy is .fractional, .range or .cvt, got {site.instr.name}")
@@ -237,7 +259,10 @@ def _createpolicy(site: Site) -> Iterator[Finding]:
             yield Finding("policy.operands", f"the fraction is above 0 and at most 1, got {fraction}")
 
 
-def _prefetch_map(site: Site) -> Iterator[Finding]:
+def _prefetch_line(site: Site) -> Iterator[Finding]:
+    levels = [m for m in site.modifiers if m == "tensormap" or m.split("::")[0] in ("L1", "L2")]
+    if len(levels) != 1 or (site.instr.opcode == "prefetchu" and levels != ["L1"]):
+        yield Finding("prefetch.level", f"{site.instr.name}: prefetch goes to .L1 or .L2, prefetchu to .L1")
     if site.has("tensormap") and any(m in site.modifiers for m in ("global", "local")):
         yield Finding("prefetch.space", "prefetch.tensormap takes a generic address, .param or .const")
 
@@ -298,6 +323,6 @@ def _publish(site: Site) -> Iterator[Finding]:
 
 
 RULES = table(
-    ("st red", _async_store), ("createpolicy", _createpolicy), ("prefetch", _prefetch_map),
+    ("st red", _async_store), ("createpolicy", _createpolicy), ("prefetch prefetchu", _prefetch_line),
     ("tensormap", _tensormap),
 )  # fmt: skip

@@ -45,6 +45,8 @@ def _barrier(site: Site) -> Iterator[Finding]:
             yield Finding("bar.threads", "bar.arrive needs the number of threads that meet, got 0")
     if operation == "red" and site.modifiers[-1] == "pred" and not (site.has("and") or site.has("or")):
         yield Finding("bar.name", f"{site.instr.name}: a predicate is reduced by .and or .or")
+    if operation == "red" and site.modifiers[-1] != "pred" and not site.has("popc"):
+        yield Finding("bar.name", f"{site.instr.name}: .and and .or answer in a .pred, .popc in a .u32")
 
 
 def _cluster_barrier(site: Site, modifiers: list[str]) -> Iterator[Finding]:
