@@ -75,8 +75,9 @@ def _cp_async(dec: Decoder, ins: ast.Instr) -> Visible:
     nbytes = dec.constant_value(size)
     if nbytes is None:
         raise dec.wrong("the size of cp.async must be an immediate: 4, 8 or 16")
-    negated = bool(rest) and isinstance(rest[0], ast.Not)
-    limit = rest[0].reg if rest and isinstance(rest[0], ast.Not) else rest[0] if rest else None
+    limit, negated = rest[0] if rest else None, False
+    if isinstance(limit, ast.Not):
+        limit, negated = limit.reg, True
     ignores = limit is not None and _is_predicate(dec, limit)
     src_size = None if limit is None else dec.src(limit, "pred" if ignores else "u32")
     cache = "cg" if "cg" in ins.modifiers else "ca"

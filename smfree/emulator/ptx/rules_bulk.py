@@ -54,8 +54,9 @@ def _prefetch(site: Site, modifiers: tuple[str, ...]) -> Iterator[Finding]:
 
 
 def _policy(site: Site) -> Iterator[Finding]:
-    if site.has("L2::cache_hint") and site.operands:
-        yield from site.size("bulk.register", site.operands[-1], 8, "a cache policy")
+    place = -2 if site.has("cp_mask") else -1
+    if site.has("L2::cache_hint") and len(site.operands) >= -place:
+        yield from site.size("bulk.register", site.operands[place], 8, "a cache policy")
 
 
 def _bulk_size(site: Site, index: int) -> Iterator[Finding]:
