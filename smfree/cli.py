@@ -82,7 +82,10 @@ def compare_files(old: Path, new: Path, limits: Limits, *, everything: bool = Fa
 
 def draw_timeline(trace: Path, output: Path, title: str, start: float, end: float | None) -> int:
     """Draw a trace file as SVG. Raises ValueError for a file that is no trace or cannot be written."""
-    picture = draw(load(trace), title=title, start=start, end=end)
+    try:
+        picture = draw(load(trace), title=title, start=start, end=end)
+    except (TypeError, ArithmeticError) as error:
+        raise ValueError(f"{trace} is damaged ({error}); trace again") from error
     try:
         output.write_text(picture, encoding="utf-8")
     except OSError as error:

@@ -89,7 +89,7 @@ def load(path: Path) -> Timeline:
     """Read a trace file. Raises ValueError for anything else."""
     try:
         return timeline(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} is not a trace ({type(error).__name__}: {error}); make one with "
             "`with device.trace() as trace` and trace.save(path)"

@@ -55,11 +55,11 @@ class _Canvas:
         return GUTTER + (min(max(cycles, self._start), self._end) - self._start) * self._scale
 
     def text(self, x: float, y: float, words: str, style: str) -> None:
-        self._parts.append(f'<text x="{_n(x)}" y="{_n(y)}" class="{style}">{escape(words)}</text>')
+        self._parts.append(f'<text x="{_n(x)}" y="{_n(y)}" class="{style}">{_shown(words)}</text>')
 
     def _right(self, y: float, words: str, style: str) -> None:
         place = f'x="{WIDTH - MARGIN}" y="{_n(y)}"'
-        self._parts.append(f'<text {place} class="{style}" text-anchor="end">{escape(words)}</text>')
+        self._parts.append(f'<text {place} class="{style}" text-anchor="end">{_shown(words)}</text>')
 
     def legend(self, y: float, kinds: Iterable[Kind]) -> None:
         present = set(kinds)
@@ -99,7 +99,7 @@ class _Canvas:
         detail = f"{bar.detail} ({bar.start:.0f} to {bar.end:.0f})"
         self._parts.append(
             f'<rect x="{_n(left)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" '
-            f'class="{bar.kind.value}"><title>{escape(detail)}</title></rect>'
+            f'class="{bar.kind.value}"><title>{_shown(detail)}</title></rect>'
         )
         fitting = next((words for words in bar.texts if len(words) * CHARACTER + 4 <= width), "")
         if fitting:
@@ -127,10 +127,15 @@ class _Canvas:
         body = "\n".join(self._parts)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {_n(height)}" width="{WIDTH}" '
-            f'height="{_n(height)}" role="img" aria-label="{escape(heading)}">\n'
+            f'height="{_n(height)}" role="img" aria-label="{_shown(heading)}">\n'
             f"<style>\n{_style()}</style>\n"
             f'<rect width="{WIDTH}" height="{_n(height)}" rx="6" class="paper"/>\n{body}\n</svg>\n'
         )
+
+
+def _shown(words: str) -> str:
+    """Text that XML can hold: control characters become spaces."""
+    return escape("".join(letter if letter.isprintable() else " " for letter in words))
 
 
 def _style() -> str:

@@ -96,3 +96,22 @@ def test_the_command_says_what_is_no_trace(tmp_path: Path, capsys: pytest.Captur
     assert main(["timeline", str(source), "-o", str(tmp_path / "picture.svg")]) == 2
     assert "is not a trace (ValueError: smfree_trace must be 1" in capsys.readouterr().err
     assert not (tmp_path / "picture.svg").exists()
+
+
+def test_letters_that_xml_cannot_hold_become_spaces() -> None:
+    assert texts(picture(title="a\x01b\ud800c\n"))[0] == "a b c , modelled"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("sm_clock_mhz", 0), ("sm_clock_mhz", "fast"), ("grid", [1]), ("cycles", 10**400), ("copies", [{}])],
+)
+def test_the_command_says_that_a_trace_is_damaged(
+    field: str, value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "trace.json"
+    source.write_text(json.dumps(kit.trace(kit.launch() | {field: value})))
+    assert main(["timeline", str(source), "-o", str(tmp_path / "picture.svg")]) == 2
+    said = capsys.readouterr().err
+    assert "trace.json is damaged" in said or "trace.json is not a trace" in said
+    assert not (tmp_path / "picture.svg").exists()
