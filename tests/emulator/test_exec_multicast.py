@@ -212,7 +212,7 @@ def test_the_peer_may_not_look_before_its_wait(schedule: str) -> None:
         go(body, schedule)
 
 
-def test_a_copy_to_another_cta_goes_to_another_cta() -> None:
+def test_b02_a_copy_to_another_cta_goes_to_another_cta() -> None:
     body = exchange(TO_PEER.replace("%r10", "%r22").replace("%r11", "%r20"))
     with report("must go to another CTA", "(CTA 0)", "case.cu:35", rule="copy.own_cta", kind=CopyFault):
         go(body)

@@ -255,5 +255,15 @@ def _mbarrier() -> list[Case]:
 
 
 CASES = _lsu() + _tma() + _tma_family() + _mbarrier()
-COMPILED = [(case, arch) for case in CASES for arch in case.archs]
-COMPILED_IDS = [f"{case.name}-{arch}" for case, arch in COMPILED]
+
+
+def compiled(*, everywhere: bool) -> list[tuple[Case, str]]:
+    """Cases and architectures: all that have the instructions, or Hopper (else the oldest) and, in turn, one
+    of the others."""
+    found = []
+    for turn, case in enumerate(CASES):
+        first = "sm_90a" if "sm_90a" in case.archs else case.archs[0]
+        others = [arch for arch in case.archs if arch != first]
+        chosen = others if everywhere or not others else [others[turn % len(others)]]
+        found += [(case, arch) for arch in (first, *chosen)]
+    return found

@@ -13,16 +13,23 @@ from kernels.lsu.copy import LsuCopyConfig
 from kernels.tma.chain_bulk import BulkChainConfig
 from smfree.cuda import CompileError, compile_cuda
 from smfree.cuda.sass import SassInstruction, find_disassemblers
-from tests.kernels.cases import ASYNC_STEMS, CASES, COMPILED, COMPILED_IDS, Case
+from tests.kernels.cases import ASYNC_STEMS, CASES, Case, compiled
 
-LSU_COPIES = [(case, arch) for case, arch in COMPILED if isinstance(case.config, LsuCopyConfig)]
-LSU_IDS = [f"{case.name}-{arch}" for case, arch in LSU_COPIES]
-CHAINS = [(case, arch) for case, arch in COMPILED if "chain" in case.name]
-CHAIN_IDS = [f"{case.name}-{arch}" for case, arch in CHAINS]
 WIDTHS = {4: "", 8: ".64", 16: ".128", 32: ".256"}
 
 
-@pytest.mark.parametrize(("case", "arch"), COMPILED, ids=COMPILED_IDS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test of ``case`` and ``arch`` runs for all kernels, or those that its name speaks of."""
+    if {"case", "arch"} <= set(metafunc.fixturenames):
+        pairs = compiled(everywhere=metafunc.config.getoption("--full-product"))
+        name = metafunc.function.__name__
+        if name.startswith("test_lsu_copy"):
+            pairs = [(case, arch) for case, arch in pairs if isinstance(case.config, LsuCopyConfig)]
+        elif name.startswith("test_chain"):
+            pairs = [(case, arch) for case, arch in pairs if "chain" in case.name]
+        metafunc.parametrize(("case", "arch"), pairs, ids=[f"{case.name}-{arch}" for case, arch in pairs])
+
+
 def test_no_spills_and_no_local_memory(case: Case, arch: str) -> None:
     image = case.image(arch)
     (facts,) = image.functions.values()
@@ -30,7 +37,6 @@ def test_no_spills_and_no_local_memory(case: Case, arch: str) -> None:
     assert not {"LDL", "STL"} & case.sass(arch).stems().keys()
 
 
-@pytest.mark.parametrize(("case", "arch"), COMPILED, ids=COMPILED_IDS)
 def test_no_function_is_called(case: Case, arch: str) -> None:
     """Everything is inlined. (A CALL to a label of the kernel itself, which nothing returns from, is how
     ptxas writes the back edge of a loop with diverged warps for sm_80.)"""
@@ -39,7 +45,6 @@ def test_no_function_is_called(case: Case, arch: str) -> None:
     assert not [one.operands for one in found if one.stem == "CALL" and "(.L_x_" not in one.operands]
 
 
-@pytest.mark.parametrize(("case", "arch"), COMPILED, ids=COMPILED_IDS)
 def test_each_engine_uses_its_own_instructions_and_no_other_engine(case: Case, arch: str) -> None:
     assert ASYNC_STEMS & case.sass(arch).stems().keys() == case.async_stems
 
@@ -57,7 +62,6 @@ def test_ptxas_assembles_the_ptx_that_the_emulator_runs(case: Case, tmp_path: Pa
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("case", "arch"), LSU_COPIES, ids=LSU_IDS)
 def test_lsu_copy_moves_the_width_it_claims(case: Case, arch: str) -> None:
     config = case.config
     width = WIDTHS[config.vector_bytes]
@@ -71,13 +75,11 @@ def test_lsu_copy_moves_the_width_it_claims(case: Case, arch: str) -> None:
     assert all(constant) if config.read_only else not any(constant)
 
 
-@pytest.mark.parametrize(("case", "arch"), LSU_COPIES, ids=LSU_IDS)
 def test_lsu_copy_has_unroll_loads_in_flight_before_the_first_use(case: Case, arch: str) -> None:
     found = case.sass(arch).instructions
     assert _runs(found, load="LDG", use="STS")[0] == case.config.unroll
 
 
-@pytest.mark.parametrize(("case", "arch"), CHAINS, ids=CHAIN_IDS)
 def test_chain_moves_its_tiles_between_the_two_clock_reads(case: Case, arch: str) -> None:
     found = list(case.sass(arch).instructions)
     clocks = [at for at, i in enumerate(found) if i.stem in ("CS2R", "CS2UR") and "SR_CLOCK" in i.operands]
