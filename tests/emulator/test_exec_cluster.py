@@ -652,3 +652,26 @@ def test_values_passed_around_in_clusters_of_any_size(schedule: str) -> None:
         for _ in range(rounds):
             words = np.roll(words + 1, shift, axis=1)
         assert (got.out.reshape(words.shape) == words).all(), (size, block, clusters, rounds, shift)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r10}, [%r16];",
+        "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r16], {%r2};",
+        "cp.async.ca.shared.global [%r16], [%rd0], 4;",
+        "cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r16], 16;",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd0], [%r16], 16;",
+        "tensormap.replace.tile.rank.shared::cta.b1024.b32 [%r16], %r15;",
+        "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned"
+        " [%rd0], [%r16], 128;",
+    ],
+)
+def test_forms_that_know_only_the_own_shared_memory_do_not_ask_for_another_space(form: str) -> None:
+    peer = "mov.u32 %r15, tile;\nmapa.shared::cluster.u32 %r16, %r15, 1;\nmov.u32 %r15, 1;\n"
+    body = f"{SYNC}\n{peer}{form}"
+    with report(
+        "address belongs to CTA 1 of the cluster (rank 1), CTA 0 executes",
+        "the operand must lie in the shared memory of the executing CTA", rule="cluster.own",
+    ):  # fmt: skip
+        run(body, shared=".shared .align 128 .b8 tile[256];", words=64, zero_out=True)

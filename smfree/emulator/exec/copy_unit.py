@@ -12,7 +12,7 @@ from smfree.emulator.copies import CopyEngine, CopyGroups, CopyKind, PendingCopi
 from smfree.emulator.exec.arrivals import Arrivals, Deferred
 from smfree.emulator.exec.bulk_unit import BulkUnit
 from smfree.emulator.exec.lanes import Group
-from smfree.emulator.exec.memory_unit import Issue
+from smfree.emulator.exec.memory_unit import OWN_CTA_ONLY, Issue
 from smfree.emulator.exec.peer_copies import PeerCopies
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class CopyUnit:
     def cp_async(self, at: Issue, dst: Any, src: Any, nbytes: int, src_bytes: Any, cache: str) -> None:
         """``cp.async`` of one instruction, or of several at once."""
         launch, lanes = self.launch, at.lanes
-        flat = launch.memory.flat_shared(lanes, dst, nbytes)
+        flat = launch.memory.flat_shared(lanes, dst, nbytes, OWN_CTA_ONLY)
         group = self.cp_groups.current(lanes.ids)
         batch = self.engine.cp_async(
             lanes.ids, flat, src, nbytes, src_bytes, group=group, cache=cache, label=launch.here(at.group)

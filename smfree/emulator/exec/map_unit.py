@@ -17,6 +17,7 @@ import numpy as np
 from smfree.emulator.bytespace import shown
 from smfree.emulator.errors import CopyFault, Severity, Unsupported
 from smfree.emulator.exec.lanes import Group
+from smfree.emulator.exec.memory_unit import OWN_CTA_ONLY
 from smfree.emulator.exec.values import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES
 from smfree.emulator.tensormap import MAP_BYTES, TensorMap, decode, replace
 
@@ -159,7 +160,7 @@ class MapUnit:
         lanes = g.lanes
         self._aligned(addresses)
         if space == "shared":
-            addresses = self.launch.memory.flat_shared(lanes, addresses, MAP_BYTES)
+            addresses = self.launch.memory.flat_shared(lanes, addresses, MAP_BYTES, OWN_CTA_ONLY)
             memory: Any = self.launch.memory.shared
         elif space == "global":
             memory = self.memory
@@ -186,7 +187,7 @@ class MapUnit:
 
     def copy_and_release(self, g: Group, dst: Any, src: Any) -> None:
         """``tensormap.cp_fenceproxy``: shared to global memory, then release."""
-        flat = self.launch.memory.flat_shared(g.lanes, src, MAP_BYTES)
+        flat = self.launch.memory.flat_shared(g.lanes, src, MAP_BYTES, OWN_CTA_ONLY)
         self._aligned(dst)
         pairs = np.unique(np.stack((dst, flat), axis=1), axis=0, return_index=True)[1]
         for i in sorted(pairs.tolist()):

@@ -19,6 +19,7 @@ from smfree.emulator.errors import BarrierFault, EmulationError, MemoryFault
 from smfree.emulator.exec.half import from_half, from_tf32, odd_sum, to_half
 from smfree.emulator.exec.lanes import WARP_SIZE, Group
 from smfree.emulator.exec.memory_ops import flat_addresses, resolve_generic, space_of
+from smfree.emulator.exec.memory_unit import OWN_CTA_ONLY
 from smfree.emulator.exec.table import Visible, visible
 from smfree.emulator.exec.warp import per_lane
 from smfree.emulator.ptx import ast
@@ -99,7 +100,7 @@ class _Rows:
                         rule="matrix.space",
                         index=0,
                     )
-            found = act(self.launch.memory.flat_shared(lanes, addr, ROW_BYTES))
+            found = act(self.launch.memory.flat_shared(lanes, addr, ROW_BYTES, OWN_CTA_ONLY))
         except EmulationError as error:
             error.index = int(chosen[error.index or 0])
             raise

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 LINE_BYTES = 128
 PATTERNS_KEPT = 4096
 NEEDS_CLUSTER = "needs .shared::cluster"
+OWN_CTA_ONLY = "the operand must lie in the shared memory of the executing CTA"
 
 
 @dataclass(slots=True)

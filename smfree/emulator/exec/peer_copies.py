@@ -9,6 +9,7 @@ import numpy as np
 from smfree.emulator.errors import CopyFault
 from smfree.emulator.exec.destinations import Destinations, in_cluster
 from smfree.emulator.exec.lanes import Group
+from smfree.emulator.exec.memory_unit import OWN_CTA_ONLY
 from smfree.emulator.reductions import Reduction
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class PeerCopies:
     ) -> None:
         """``cp{.reduce}.async.bulk.shared::cluster.shared::cta``; always to another CTA."""
         launch, lanes = self.launch, g.lanes
-        flat_src = launch.memory.flat_shared(lanes, src, 1)
+        flat_src = launch.memory.flat_shared(lanes, src, 1, OWN_CTA_ONLY)
         to = in_cluster(launch, g, dst, barrier)
         self._elsewhere(g, to, "cp.async.bulk" if reduction is None else "cp.reduce.async.bulk")
         batch = self.engine.bulk_to_peer(
