@@ -658,20 +658,40 @@ def test_values_passed_around_in_clusters_of_any_size(schedule: str) -> None:
     "form",
     [
         "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r10}, [%r16];",
+        "ldmatrix.sync.aligned.m8n8.x1.b16 {%r10}, [%rd12];",
         "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r16], {%r2};",
         "cp.async.ca.shared.global [%r16], [%rd0], 4;",
         "cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r16], 16;",
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd0], [%r16], 16;",
         "tensormap.replace.tile.rank.shared::cta.b1024.b32 [%r16], %r15;",
+        "tensormap.replace.tile.rank.b1024.b32 [%rd12], %r15;",
         "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned"
         " [%rd0], [%r16], 128;",
     ],
 )
 def test_forms_that_know_only_the_own_shared_memory_do_not_ask_for_another_space(form: str) -> None:
     peer = "mov.u32 %r15, tile;\nmapa.shared::cluster.u32 %r16, %r15, 1;\nmov.u32 %r15, 1;\n"
+    peer += "cvt.u64.u32 %rd12, %r16;\ncvta.shared::cluster.u64 %rd12, %rd12;\n"
     body = f"{SYNC}\n{peer}{form}"
     with report(
         "address belongs to CTA 1 of the cluster (rank 1), CTA 0 executes",
         "the operand must lie in the shared memory of the executing CTA", rule="cluster.own",
     ):  # fmt: skip
         run(body, shared=".shared .align 128 .b8 tile[256];", words=64, zero_out=True)
+
+
+def test_a_matrix_through_the_mapped_address_of_the_own_cta() -> None:
+    body = """
+    mov.u32 %r22, tile;
+    mad.lo.u32 %r23, %r2, 16, %r22;
+    mov.u32 %r24, %cluster_ctarank;
+    st.shared.v4.u32 [%r23], {%r1, %r1, %r1, %r1};
+    bar.sync 0;
+    cvt.u64.u32 %rd12, %r23;
+    cvta.shared.u64 %rd12, %rd12;
+    mapa.u64 %rd12, %rd12, %r24;
+    ldmatrix.sync.aligned.m8n8.x1.b16 {%r10}, [%rd12];
+    st.global.u32 [%rd3], %r10;
+    """
+    got = run(body, shared=".shared .align 16 .b8 tile[512];").out.reshape(2, 32)
+    assert got.tolist() == [[32 * cta + lane // 4 for lane in range(32)] for cta in range(2)]

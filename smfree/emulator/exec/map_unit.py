@@ -159,7 +159,7 @@ class MapUnit:
         """``tensormap.replace`` of one field; ``values`` int64[n] in PTX's numbering."""
         lanes = g.lanes
         self._aligned(addresses)
-        if space == "shared":
+        if space in ("shared", "cluster"):
             addresses = self.launch.memory.flat_shared(lanes, addresses, MAP_BYTES, OWN_CTA_ONLY)
             memory: Any = self.launch.memory.shared
         elif space == "global":

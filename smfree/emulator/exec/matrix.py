@@ -93,7 +93,7 @@ class _Rows:
         try:
             if not self.named:
                 space, addr = resolve_generic(self.launch, g, addr)
-                if space != "shared":
+                if space not in ("shared", "cluster"):
                     raise MemoryFault(
                         f"{self.launch.kernel.instrs[g.pc].opcode} takes addresses in shared memory, this "
                         f"one is in {space} memory",
