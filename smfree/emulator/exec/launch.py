@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,15 +35,15 @@ from smfree.emulator.exec.cluster_unit import ClusterUnit
 from smfree.emulator.exec.copy_unit import CopyUnit
 from smfree.emulator.exec.decode import Decoder, Program, Segment, Step
 from smfree.emulator.exec.flow_unit import FlowUnit
-from smfree.emulator.exec.lanes import WARP_SIZE, Geometry, Group
+from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_unit import MemoryUnit
 from smfree.emulator.exec.register_unit import RegisterUnit
-from smfree.emulator.exec.report import place, xyz
+from smfree.emulator.exec.report import place
+from smfree.emulator.exec.residency import Residency
 from smfree.emulator.exec.schedule import Schedule, make_schedule
 from smfree.emulator.exec.stall_unit import StallUnit
 from smfree.emulator.exec.sync_unit import SyncUnit
 from smfree.emulator.exec.warp_unit import WarpUnit
-from smfree.emulator.occupancy import occupancy, resident_clusters
 from smfree.emulator.ptx import ast, effects
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def run(
         device.memory.report = elsewhere
 
 
-class Launch:
+class Launch(Residency):
     """State of one running kernel; everything the opcode handlers act on."""
 
     def __init__(
@@ -126,29 +125,15 @@ class Launch:
         registers: int | None,
     ) -> None:
         self.device, self.kernel, self.params = device, kernel, params
-        self.explicit_cluster = cluster is not None
-        self.grid, self.block, self.cluster = grid, block, cluster or (1, 1, 1)
-        self.cluster_size = prod(self.cluster)
-        if self.cluster_size > 1 and device.profile.cluster is None:
-            raise Unsupported(
-                f"{device.profile.device.name} has no clusters (got {cluster}): they need compute capability "
-                "9.0",
-                rule="cluster.absent",
-            )
         self.schedule = schedule
         self.start_cycle = float(np.floor(start_cycle))  # whole: no fraction shows in what a kernel reads
         self.dynamic_shared_bytes = dynamic_shared_bytes
         self.shared_bytes = kernel.static_shared_bytes
         if dynamic_shared_bytes:
             self.shared_bytes = kernel.dynamic_shared_offset + dynamic_shared_bytes
+        super().__init__(device.profile, grid, block, cluster, self.shared_bytes, registers)
         spec = device.profile.device
-        threads = block[0] * block[1] * block[2]
-        self.num_ctas = grid[0] * grid[1] * grid[2]
-        self.ctas_per_sm = resident_ctas(spec, threads, self.shared_bytes, registers)
         self.max_warps_per_sm = spec.max_warps_per_sm
-        room = resident_clusters(spec, self.ctas_per_sm, self.cluster_size) * self.cluster_size
-        slots = min(self.num_ctas, room)
-        self.geometry = Geometry(threads, slots, spec.num_sms, self.cluster_size)
         self.counters = Counters(launches=1)
         self.findings: list[EmulationError] = []
         self.clock = device.clock if schedule.timed else None
@@ -157,15 +142,10 @@ class Launch:
         self.cycles_per_ns = spec.sm_clock_mhz / 1000.0
         # Fewer warps than this, each issuing every dependent_cycles, never wait for a scheduler.
         issue = device.profile.issue
-        warps = -(-slots // spec.num_sms) * self.geometry.warps_per_cta
+        warps = -(-self.geometry.slots // spec.num_sms) * self.geometry.warps_per_cta
         self.issue_contended = warps > issue.schedulers_per_sm * issue.dependent_cycles
 
         self.time: Any = np.zeros(self.geometry.num_warps)
-        self.live = np.zeros(slots, np.int64)
-        self.alive = np.zeros(slots * threads, np.bool_)
-        self.cta = np.full(slots, -1, np.int64)
-        self.next_cta = 0
-        self.free_slots: list[int] = list(range(slots))
         self.end_time = 0.0
         self.progress = 0
         self.change_time = 0.0
@@ -348,47 +328,30 @@ class Launch:
             )
         if self.trace is not None:
             self.trace.left(g)
-        self.alive[lanes.ids] = False
-        self.live[lanes.slots] -= lanes.slot_counts
+        retired = self.exit(lanes)
         self.did_something()
         self.flow.leave_joins(g)
-        retired = lanes.slots[self.live[lanes.slots] == 0]
         if len(retired):
             self.copy.retire(retired)
             self.registers.retire(retired)
-            self.free_slots.extend(self._vacated(retired).tolist())
+            self.vacate(retired)
         self.barriers.lanes_left(lanes.slots)
         self.warps.lanes_left()
         self.cluster_barrier.lanes_left(g)
         return False
 
-    def _vacated(self, retired: Any) -> Any:
-        """The slots that new CTAs may take: those of clusters of which nobody is left."""
-        size = self.cluster_size
-        if size == 1:
-            return retired
-        clusters = np.unique(retired // size)
-        over = clusters[~self.live.reshape(-1, size)[clusters].any(axis=1)]
-        return (over[:, None] * size + np.arange(size)).ravel()
-
     def _admit(self) -> None:
-        """Waiting CTAs move into free slots, cluster by cluster."""
-        if not self.free_slots or self.next_cta >= self.num_ctas:
+        """CTAs start in free slots."""
+        slots = self.enter()
+        if slots is None:
             return
-        slots = np.array(sorted(self.free_slots)[: self.num_ctas - self.next_cta], np.int64)
-        taken = set(slots.tolist())
-        self.free_slots = [s for s in self.free_slots if s not in taken]
         self.memory.shared.reset(slots)
         self.sync.mbarriers.reset(slots)
         self.barriers.reset(slots)
         self.peers.reset(slots)
         self.cluster_barrier.reset(slots)
         self.registers.reset(slots)
-        self.cta[slots] = self._in_launch_order(self.next_cta + np.arange(len(slots)))
-        self.next_cta += len(slots)
-        self.live[slots] = self.geometry.threads
         lanes = self.geometry.of_slots(slots)
-        self.alive[lanes.ids] = True
         if self.clock is not None:
             per_slot = self.time.reshape(self.geometry.slots, -1)
             per_slot[slots] = per_slot[slots].max(axis=1, keepdims=True)
@@ -399,18 +362,6 @@ class Launch:
             group = Group(part, 0, list(self.program.initial))
             group.num_registers = len(self.program.register_names)
             self.runnable.append(group)
-
-    def _in_launch_order(self, nth: Any) -> Any:
-        """Linear numbers in the grid of the nth CTAs to start: whole clusters, in the order of their ids."""
-        cx, cy, cz = self.cluster
-        if cy == cz == 1:
-            return nth
-        gx, gy, _ = self.grid
-        which, rank = nth // self.cluster_size, nth % self.cluster_size
-        x = which % (gx // cx) * cx + rank % cx
-        y = which // (gx // cx) % (gy // cy) * cy + rank // cx % cy
-        z = which // (gx // cx * (gy // cy)) * cz + rank // (cx * cy)
-        return (z * gy + y) * gx + x
 
     def did_something(self, time: float = 0.0) -> None:
         """Shared state changed at ``time``: a spinning thread might see something new."""
@@ -458,33 +409,7 @@ class Launch:
             return np.zeros(g.lanes.n)
         return self.settle(g)[g.lanes.warp_index]
 
-    # ---------------------------------------------------------------- facts
-
-    def cta_coordinate(self, slots: Any, axis: int) -> Any:
-        """%ctaid along one axis of the CTAs in these slots."""
-        stride = (1, self.grid[0], self.grid[0] * self.grid[1])[axis]
-        return self.cta[slots] // stride % self.grid[axis]
-
-    def live_mask(self, warps: Any) -> Any:
-        """Bit mask of the lanes of each warp that have not exited."""
-        return (self.live_lanes(warps).astype(np.int64) << np.arange(WARP_SIZE)).sum(axis=1)
-
-    def live_lanes(self, warps: Any) -> Any:
-        """bool[n, 32]: which lanes of each warp have not exited."""
-        wpc, threads = self.geometry.warps_per_cta, self.geometry.threads
-        lane = np.arange(WARP_SIZE)
-        tid = (warps % wpc)[:, None] * WARP_SIZE + lane
-        ids = (warps // wpc)[:, None] * threads + np.minimum(tid, threads - 1)
-        return self.alive[ids] & (tid < threads)
-
-    def name_lane(self, lane: int) -> str:
-        """ "CTA 3 thread 17" """
-        slot, tid = divmod(lane, self.geometry.threads)
-        return f"{self.name_cta(slot)} thread {xyz(tid, self.block)}"
-
-    def name_cta(self, slot: int) -> str:
-        """ "CTA 3", or "CTA (3,1)" of a 2-D grid."""
-        return f"CTA {xyz(int(self.cta[slot]), self.grid)}"
+    # ---------------------------------------------------------------- places and findings
 
     def here(self, g: Group) -> str:
         """Label of the instruction being executed, for later reports."""
@@ -524,16 +449,3 @@ class Launch:
         self.end_time = max(self.end_time, float(self.time.max(initial=0.0)))
         if self.trace is not None:
             self.trace.finish(self.end_time)
-
-
-def resident_ctas(spec: Any, threads: int, shared_bytes: int, registers: int | None) -> int:
-    """CTAs that fit on one SM: slots, threads, shared memory and (where known) registers."""
-    fit = occupancy(spec, threads, registers or None, shared_bytes).ctas
-    if fit < 1:
-        raise EmulationError(
-            f"a CTA of {threads} threads with {shared_bytes} bytes of shared memory and "
-            f"{registers or 'unknown'} "
-            "registers per thread does not fit on an SM; reduce one of them",
-            rule="launch.resources",
-        )
-    return fit
