@@ -193,11 +193,16 @@ class Clock:
         return done + startup, performed
 
     def bulk_cluster(self, sm: I8, peer: I8, t: F8, nbytes: I8) -> tuple[F8, F8]:
-        """``(source_read, complete)`` of bulk copies from SM ``sm`` to the shared memory of ``peer``."""
+        """``(source_read, complete)`` of bulk copies from SM ``sm`` to the shared memory of ``peer``.
+
+        A copy streams through the TMA and through both ports; the slower one decides.
+        """
         tma = self._require_tma()
         latency = np.full(len(t), float(tma.startup_cycles))
         begin, sent = self._tma_pass(tma, sm, t, nbytes, np.ones(len(t), np.int64), latency)
-        arrived = self.cluster(sm, peer, begin, nbytes, write=True)
+        first = self.cluster(sm, peer, begin, nbytes, write=True)
+        assert self.profile.cluster is not None  # or that would have said so
+        arrived = first + nbytes / self.profile.cluster.bytes_per_cycle
         return sent + latency, np.maximum(arrived, sent) + latency
 
     def _tma_pass(self, tma: TmaSpec, sm: I8, t: F8, nbytes: I8, requests: I8, latency: F8) -> tuple[F8, F8]:

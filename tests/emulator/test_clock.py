@@ -373,6 +373,17 @@ def test_a_written_line_is_resident_afterwards(h100: Profile) -> None:
     assert l2.touch(np.arange(50), write=False).all()
 
 
+@pytest.mark.parametrize("spec", ["h100", "b200"])
+def test_a_bulk_copy_to_another_sm_streams_at_the_pace_of_its_port(spec: str) -> None:
+    """One copy has the port for itself, and still no more bytes per cycle than the port passes."""
+    profile = load(spec)
+    assert profile.cluster is not None
+    ends = [Clock(profile).bulk_cluster(ints(0), ints(1), np.zeros(1), ints(n))[1] for n in (4096, 16384)]
+    pace = (16384 - 4096) / (ends[1] - ends[0])
+    slower = profile.cluster.bytes_per_cycle, profile.tma.request_bytes_per_cycle if profile.tma else 0.0
+    assert pace == pytest.approx(min(slower))
+
+
 def test_flush_empties_the_l2(h100: Profile) -> None:
     l2 = small_l2(h100, 1000)
     l2.touch(np.arange(50), write=False)
