@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from kernels.chain import Leg
 from kernels.mbarrier.registry import PIPELINES
+from kernels.tma.dsmem import Path
 from smfree.measure.options import Axes
 from smfree.measure.pipelines import ratio_text
 from smfree.measure.records import Memory
@@ -129,6 +130,49 @@ PIPELINE: Mapping[Axes, PipelineAxes] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterAxes:
+    """Tiles that go from CTA to CTA, and tiles that all CTAs of a cluster want.
+
+    ``dsmem_filled``: clusters on all SMs, or a single one. A multicast fills all SMs with ``ctas_per_sm``; it
+    is timed over at most ``max_tiles`` tiles per CTA, ``num_stages`` of them in flight.
+    """
+
+    dsmem_tile_bytes: tuple[int, ...]
+    dsmem_clusters: tuple[int, ...]
+    dsmem_filled: tuple[bool, ...]
+    multicast_tile_bytes: tuple[int, ...]
+    multicast_clusters: tuple[int, ...]
+    ctas_per_sm: tuple[int, ...]
+    max_tiles: int
+    num_stages: int = 4
+
+
+CLUSTER: Mapping[Axes, ClusterAxes] = {
+    Axes.QUICK: ClusterAxes(
+        dsmem_tile_bytes=(1 * KIB, 4 * KIB, 16 * KIB),
+        dsmem_clusters=(2,),
+        dsmem_filled=(False,),
+        multicast_tile_bytes=(4 * KIB,),
+        multicast_clusters=(2, 4),
+        ctas_per_sm=(1, 4),
+        max_tiles=12,
+    ),
+    Axes.FULL: ClusterAxes(
+        dsmem_tile_bytes=TILE_BYTES[:9],
+        dsmem_clusters=(2, 4, 8),
+        dsmem_filled=(False, True),
+        multicast_tile_bytes=(1 * KIB, 4 * KIB, 16 * KIB),
+        multicast_clusters=(2, 4, 8),
+        ctas_per_sm=(1, 2, 4),
+        max_tiles=64,
+    ),
+}
+
+#: The two forms of a multicast.
+MULTICAST_FORMS = ("bulk", "tensor")
+
+
 class Half(StrEnum):
     """What of a pipeline runs: all of it, or one half, that of a single tile per CTA too."""
 
@@ -197,6 +241,41 @@ class PipelinePoint:
         return f"{self.pipeline}-{size}-{self.num_stages}stage-{self.half.replace(' ', '')}{ratio}"
 
 
+@dataclass(frozen=True, slots=True)
+class DsmemPoint:
+    """A ring of CTAs that pass tiles on."""
+
+    path: Path
+    tile_bytes: int
+    cluster: int
+    filled: bool
+
+    @property
+    def id(self) -> str:
+        size = format_bytes(self.tile_bytes).replace(" ", "")
+        where = "filled" if self.filled else "alone"
+        return f"{self.path.name.lower()}-{size}-{self.cluster}ctas-{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class MulticastPoint:
+    """CTAs that want the same tiles: one copy for all, or each for itself."""
+
+    form: str
+    multicast: bool
+    tile_bytes: int
+    cluster: int
+    ctas_per_sm: int
+    max_tiles: int
+    num_stages: int
+
+    @property
+    def id(self) -> str:
+        size = format_bytes(self.tile_bytes).replace(" ", "")
+        how = "multicast" if self.multicast else "each"
+        return f"{self.form}-{how}-{size}-{self.cluster}ctas-{self.ctas_per_sm}perSM"
+
+
 def latency_points(axes: Axes) -> Iterator[LatencyPoint]:
     """All chains, the tile size slowest, so that a pool serves all engines before the next one is made."""
     chosen = LATENCY[axes]
@@ -240,3 +319,25 @@ def pipeline_points(axes: Axes) -> Iterator[PipelinePoint]:
                 for ratio in sorted(ratios):
                     for half in (Half.COMPUTE, Half.ONE_COMPUTE, Half.BOTH):
                         yield PipelinePoint(name, tile_bytes, stages, half, ratio, *extent)
+
+
+def dsmem_points(axes: Axes) -> Iterator[DsmemPoint]:
+    """All rings, the paths side by side."""
+    chosen = CLUSTER[axes]
+    for filled in chosen.dsmem_filled:
+        for cluster in chosen.dsmem_clusters:
+            for tile_bytes in chosen.dsmem_tile_bytes:
+                for path in Path:
+                    yield DsmemPoint(path, tile_bytes, cluster, filled)
+
+
+def multicast_points(axes: Axes) -> Iterator[MulticastPoint]:
+    """All pairs: each CTA for itself, then the multicast."""
+    chosen = CLUSTER[axes]
+    extent = chosen.max_tiles, chosen.num_stages
+    for per_sm in chosen.ctas_per_sm:
+        for cluster in chosen.multicast_clusters:
+            for tile_bytes in chosen.multicast_tile_bytes:
+                for form in MULTICAST_FORMS:
+                    for multicast in (False, True):
+                        yield MulticastPoint(form, multicast, tile_bytes, cluster, per_sm, *extent)

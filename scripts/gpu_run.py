@@ -94,7 +94,7 @@ def _bench(out: Path, name: str) -> tuple[str, ...]:
     files = {
         "latency": ("bench/bench_latency.py", "bench/bench_uncertainty.py"),
         "throughput": ("bench/bench_throughput.py", "bench/bench_uncertainty.py"),
-        "pipelines": ("bench/bench_control.py", "bench/bench_pipeline.py"),
+        "pipelines": ("bench/bench_control.py", "bench/bench_cluster.py", "bench/bench_pipeline.py"),
     }
     return (*files[name], f"--benchmark-json={out / name}.json")
 

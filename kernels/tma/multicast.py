@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.common import check_whole, require
+from kernels.common import check_ctas, check_shared, check_whole, persistent_grid, require
 from kernels.staged import BarrierPlan
 from kernels.tma.ring import RingConfig
 from smfree.cuda import Capabilities
@@ -16,13 +16,16 @@ MAX_CLUSTER = 8
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig(RingConfig):
     """A ring in each of ``cluster`` CTAs; ``multicast``: each asks for its share of a tile on behalf of all,
-    else each loads for itself. Raises ConfigError."""
+    else each loads for itself. ``ctas_per_sm`` CTAs per SM at most, or ``max_ctas`` in all. Raises
+    ConfigError."""
 
     cluster: int = 4
     multicast: bool = True
+    ctas_per_sm: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_ctas(self.ctas_per_sm)
         check_whole("cluster", self.cluster)
         require(
             self.cluster in (2, 4, 8),
@@ -50,6 +53,9 @@ class ClusterConfig(RingConfig):
         return {"CLUSTER": self.cluster, "MULTICAST": int(self.multicast), "NUM_STAGES": self.num_stages}
 
     def grid_for(self, num_tiles: int, capabilities: Capabilities) -> int:
-        """CTAs to launch: whole clusters, one per tile at most, about one CTA per SM."""
-        ctas = super().grid_for(num_tiles * self.cluster, capabilities)
+        """CTAs to launch: whole clusters, one per tile at most. Raises ConfigError when the stages do not fit
+        the device's shared memory."""
+        check_shared(self.shared_bytes + self.static_shared_bytes, capabilities)
+        ctas = num_tiles * self.cluster
+        ctas = persistent_grid(capabilities, min(ctas, self.max_ctas or ctas), self.ctas_per_sm)
         return max(ctas // self.cluster, 1) * self.cluster

@@ -50,12 +50,18 @@ class ChainReading:
 
     ``cycles_per_tile`` = (long - short) / (tiles_long - tiles_short). ``cycles`` and ``nanoseconds`` are
     those of the long run, for the clock's frequency; ``tiles`` its length.
+
+    ``method`` says how the cycles were read. ``held``: no host gap can lie inside them. ``counters``: those
+    of ``tiles`` tiles; None: the latest launch's.
     """
 
     cycles_per_tile: float
     cycles: float
     nanoseconds: float
     tiles: int
+    method: str = "clock64 inside one CTA, slope over the chain's length"
+    held: bool = True
+    counters: Mapping[str, int] | None = None
 
 
 class Measure:
@@ -122,7 +128,7 @@ class Measure:
         if not self.deterministic:
             self._run(lambda: self._warm_up(launch, flush))
         first = self._run(lambda: self.timer.batch(launch, 1, before_each=flush, count=False))
-        counted = self._counters()
+        counted = self.counters()
         self._verify(verify)
         clocks: list[float | None] = []
         batches: list[Sample] = []
@@ -190,15 +196,20 @@ class Measure:
             "throttled_samples_repeated": repeats,
             "sm_clock_mhz_per_sample": clocks,
         }
-        if batches and not all(sample.held for sample in batches):
-            reason = queue.blocker_reason or "the host released the stream after its time-out"
-            record.add_flag(Flag.NO_BLOCKER, f"host launch gaps may lie inside the time: {reason}")
+        self._flag_gaps(record, all(sample.held for sample in batches))
         if not launch_cancels and floor.launch_bound(record.seconds):
             record.add_flag(
                 Flag.LAUNCH_BOUND,
                 f"{record.seconds * 1e6:.2f} us is less than twice an empty launch "
                 f"({floor.seconds * 1e6:.2f} us)",
             )
+
+    def _flag_gaps(self, record: Record, held: bool) -> None:
+        if not held:
+            reason = (
+                self.instruments.queue.blocker_reason or "the host released the stream after its time-out"
+            )
+            record.add_flag(Flag.NO_BLOCKER, f"host launch gaps may lie inside the time: {reason}")
 
     def _flush(self, _: int, stream: Any) -> None:
         self.instruments.flush_l2(stream)
@@ -229,7 +240,7 @@ class Measure:
         self.timer.explicit()
         self.instruments.prepare()
         first = self._run(run)
-        counted = self._counters()
+        counted = self.counters() if first.counters is None else first.counters
         self._verify(verify)
         readings: list[ChainReading] = []
         repeats = reduced = 0
@@ -258,12 +269,13 @@ class Measure:
             point.traffic.payload_bytes * first.tiles,
         )
         record.sm_clock_mhz = sorted(mhz)[len(mhz) // 2] if mhz else None
-        record.clock_note = "delta clock64 / delta globaltimer of the chain"
+        record.clock_note = "delta clock64 / delta globaltimer of each sample"
         record.timing = {
-            "method": "clock64 inside one CTA, slope over the chain's length",
+            "method": first.method,
             "tiles": readings[0].tiles if readings else 0,
             "throttled_samples_repeated": repeats,
         }
+        self._flag_gaps(record, all(reading.held for reading in readings))
         _flag_reduced(record, reduced, len(readings))
         return self._finish(record)
 
@@ -283,7 +295,7 @@ class Measure:
         with self.log.seconds.spend("run"):
             return work()
 
-    def _counters(self) -> dict[str, int]:
+    def counters(self) -> dict[str, int]:
         """Counters of the latest launch on an emulated device; empty on a real one."""
         last = self.device.emulator.last_launch if self.device.is_emulated else None
         return {} if last is None else last.counters.as_dict()

@@ -20,11 +20,14 @@ class Question(Enum):
     BASELINE = "baseline"
     PIPELINE = "pipeline"
     CONTROL = "control"
+    DSMEM = "dsmem"
+    MULTICAST = "multicast"
 
 
 class Memory(Enum):
     """Where the data of a point is meant to come from; names the peak that a bandwidth is compared with."""
 
+    DSMEM = "DSMEM"
     L2 = "L2"
     DRAM = "DRAM"
 

@@ -9,6 +9,7 @@ from typing import Any
 from tabulate import tabulate
 
 from smfree.measure.answers import answers
+from smfree.measure.clusters import dsmem_table, multicast_answers, multicast_table, path_answers
 from smfree.measure.control import control_table
 from smfree.measure.log import RunLog
 from smfree.measure.pipelines import pipeline_tables, stage_answers
@@ -47,6 +48,8 @@ def summary(log: RunLog) -> list[tuple[str, str]]:
         sections += throughput_tables(head, records)
         sections += cost_table(head, records)
         sections += pipeline_tables(head, records)
+        sections += dsmem_table(head, records)
+        sections += multicast_table(head, records)
     crossing = answers(log)
     if crossing:
         sections.append(("Which engine should move my tile? Crossovers against the LSU", crossing))
@@ -56,6 +59,12 @@ def summary(log: RunLog) -> list[tuple[str, str]]:
     stages = stage_answers(log.records)
     if stages:
         sections.append(("How many stages until the copy is hidden?", stages))
+    paths = path_answers(log.records)
+    if paths:
+        sections.append(("Which path carries a tile to the next CTA of a cluster?", paths))
+    casts = multicast_answers(log.records)
+    if casts:
+        sections.append(("Where does one copy for all CTAs of a cluster pay?", casts))
     sections.append(("smfree run", closing(log)))
     return sections
 
