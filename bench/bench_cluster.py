@@ -39,7 +39,7 @@ from smfree.measure.records import CacheState, Memory, Question, Traffic
 from smfree.measure.slope import slope
 
 SEED = 5
-STEPS = (17, 1040)
+STEPS = (17, 272)
 """Steps of the two launches of a ring. Their difference is odd, so no cluster of even size ends as it was."""
 MODELLED_STEPS = (3, 12)
 """The same on a deterministic clock, which needs no more than to get past the first steps."""

@@ -160,8 +160,8 @@ def compare_runs(old: Run, new: Run, limits: Limits = Limits()) -> RunComparison
 
 
 def _of(entry: Mapping[str, Any], limits: Limits) -> Limits:
-    """The limits of a point. The floor is one reading's; a control operation's time is a share of a reading,
-    one of ``turns``."""
+    """The limits of a point. The floor is one reading's; the time of a control operation, or of a step in a
+    cluster, is a share of a reading, one of ``turns``."""
     return replace(limits, floor_s=limits.floor_s / entry["extra_info"].get("config", {}).get("turns", 1))
 
 

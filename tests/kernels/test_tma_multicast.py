@@ -83,6 +83,15 @@ def test_the_l2_is_read_once_for_the_whole_cluster(form: str, cluster: int) -> N
     assert read == {True: data.nbytes, False: stored}
 
 
+def test_clusters_fill_the_sms_as_often_as_asked(tma_device: Device) -> None:
+    sms = tma_device.capabilities.num_sms
+    for per_sm in (1, 3):
+        config = replace(BULK, max_ctas=None, ctas_per_sm=per_sm)
+        assert config.grid_for(10**6, tma_device.capabilities) == sms * per_sm // 4 * 4
+        assert config.grid_for(2, tma_device.capabilities) == 8
+    check(tma_device, "bulk", replace(BULK, max_ctas=None, ctas_per_sm=2), (2 * sms * TILE,), np.uint8)
+
+
 ONE_STAGE = replace(BULK, cluster=2, num_stages=1, max_ctas=2)
 BROKEN = {
     "a stage released to its own CTA only": (
@@ -134,6 +143,7 @@ def test_a_mistake_between_the_ctas_is_reported(name: str) -> None:
         ("bulk", {"tile_bytes": 1040}, "positive multiple of 64 .got 1040.; use 1024 or 1088"),
         ("bulk", {"max_ctas": 3}, "max_ctas holds a whole cluster of 4 .got 3"),
         ("bulk", {"num_stages": 9}, "num_stages must be 1 to 8"),
+        ("bulk", {"ctas_per_sm": 0}, "ctas_per_sm must be at least 1 .got 0"),
         (
             "tensor",
             {"box_rows": 6},
