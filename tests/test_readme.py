@@ -100,6 +100,43 @@ def test_the_pipelines_page_shows_what_the_benchmarks_print() -> None:
     assert control(page) == pytest.approx(control(done.stdout), rel=0.1, abs=2)
 
 
+def test_the_tma_page_shows_what_clusters_print() -> None:
+    """Cycles of each path and of the multicast; bytes through registers and L2 bytes exactly."""
+    command = "-m pytest bench/bench_cluster.py --device emu:h100 --jobs 1 -k"
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    done = subprocess.run(
+        [sys.executable, *command.split(), "dsmem or 2ctas-4perSM"],
+        cwd=ROOT,
+        env=alone,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    page = (ROOT / "docs" / "tma.md").read_text(encoding="utf-8")
+
+    def rings(text: str) -> dict[tuple[str, str], list[float]]:
+        """(tile, path) -> cycles, bytes per cycle, bytes through registers per byte."""
+        found = re.findall(r"^ +2 +1 +(\d+) KiB  ([\w.:]+) +(\d+) +([\d.]+) +(\d)", text, re.MULTILINE)
+        return {(tile, path): [float(word) for word in numbers] for tile, path, *numbers in found}
+
+    def casts(text: str) -> dict[str, list[float]]:
+        """Form -> L2 bytes per byte, cycles, bytes per cycle; each for itself and multicast."""
+        found = re.findall(r"^(bulk|tensor) +4 KiB +2 +4 +(.*)$", text, re.MULTILINE)
+        return {form: [float(word) for word in words.split()] for form, words in found}
+
+    shown, printed = rings(page), rings(done.stdout)
+    assert len(printed) == 9 and shown.keys() == printed.keys()
+    for place, row in printed.items():
+        assert shown[place] == pytest.approx(row, rel=0.1, abs=0.1)
+    assert [row[2] for row in shown.values()] == [row[2] for row in printed.values()]
+    shown_casts, printed_casts = casts(page), casts(done.stdout)
+    assert set(printed_casts) == {"bulk", "tensor"}
+    for form, numbers in printed_casts.items():
+        assert shown_casts[form][:2] == numbers[:2] == [1.0, 0.5]
+        assert shown_casts[form] == pytest.approx(numbers, rel=0.1)
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=[command.id for command in COMMANDS])
 def test_a_command_names_what_exists(command: Command) -> None:
     program, *args = command.words
