@@ -196,6 +196,8 @@ def hot_slope(
     long: int,
 ) -> ChainReading:
     """The slope, with the arrays in the L2."""
+    if not measure.deterministic:  # a first launch may wait for what never comes while the stream is held
+        launch(short, measure.stream)
     for array in arrays:
         measure.instruments.read(array)
     measure.stream.synchronize()  # a launch right behind them would wait for a gap that the other has not
