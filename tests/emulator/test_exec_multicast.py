@@ -153,6 +153,23 @@ def test_a_multicast_to_a_cta_that_has_left() -> None:
         go(body, "timed")
 
 
+@pytest.mark.parametrize("strict", ["error", "record"])
+def test_a_finding_names_the_thread_that_issued_the_multicast(strict: str) -> None:
+    """Both CTAs multicast to both in one instruction: four destinations of two issuing threads."""
+    body = "mov.b16 %h1, 3;\nshl.b32 %r27, %r24, 7;\nadd.u32 %r27, %r27, %r22;\n.loc 1 35 0\n"
+    body += "@%p1 " + MULTICAST.replace("%r22", "%r27")
+    told = "CTA 0 touches the shared memory of CTA 1 before"
+    if strict == "error":
+        with report(told, "at CTA 0 thread 0, case.cu:35", rule="cluster.not_started", kind=MemoryFault):
+            go(body)
+        return
+    found = go(EXPECT.format(nbytes=256) + body + WAIT + SYNC, "timed", strict="record").result.findings
+    first = next(f for f in found if f.rule == "cluster.not_started")
+    assert told in str(first) and "at CTA 0 thread 0, case.cu:35" in str(first)
+    clean = go(EXPECT.format(nbytes=256) + SYNC + body + WAIT + SYNC, "timed", strict="record")
+    assert not clean.result.findings
+
+
 def test_the_plain_forms_name_their_cta() -> None:
     """.shared::cta with a mapped address; destination and barrier in two CTAs; a load for a peer is fine."""
     copy = "cp.async.bulk.{}.global.mbarrier::complete_tx::bytes [{}], [%rd1], 128, [{}];\n"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smfree.emulator.errors import EmulationError
-from smfree.emulator.exec.destinations import Destinations
+from smfree.emulator.exec.destinations import Destinations, positions
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.map_unit import MapUnit
 from smfree.emulator.exec.memory_unit import OWN_CTA_ONLY
@@ -39,7 +37,7 @@ class BulkUnit:
         """``cp.async.bulk`` from global to shared memory, of one CTA or of several."""
         launch, lanes, which = self.launch, g.lanes, to.which
         sizes = np.broadcast_to(np.asarray(nbytes, np.int64), lanes.n)
-        with self._positions(which):
+        with positions(self.engine, which):
             batch = self.engine.bulk_load(
                 lanes.ids[which], to.flat, src[which], sizes[which], to.keys, label=launch.here(g)
             )
@@ -76,7 +74,7 @@ class BulkUnit:
         for part, tensor, in_memory in self._parts(g, maps):
             mine = to.of_lanes(part)
             which = mine.which
-            with self._positions(which):
+            with positions(self.engine, which):
                 batch = self.engine.tensor_load(
                     lanes.ids[which], mine.flat, maps[which], coords[which], mine.keys,
                     maps=None if in_memory else tensor, label=launch.here(g),
@@ -94,7 +92,7 @@ class BulkUnit:
         flat = launch.memory.flat_shared(lanes, src, 1, OWN_CTA_ONLY)
         group = self.copies.bulk_groups.current(lanes.ids)
         for which, tensor, in_memory in self._parts(g, maps):
-            with self._positions(which):
+            with positions(self.engine, which):
                 batch = self.engine.tensor_store(
                     lanes.ids[which], flat[which], maps[which], coords[which], op=op, group=group[which],
                     maps=None if in_memory else tensor, label=launch.here(g),
@@ -108,7 +106,7 @@ class BulkUnit:
     def prefetch_tensor(self, g: Group, maps: Any, coords: Any) -> None:
         """``cp.async.bulk.prefetch.tensor``: the part of the box that lies in the tensor."""
         for which, tensor, _ in self._parts(g, maps):
-            with self._positions(which):
+            with positions(self.engine, which):
                 self.engine.check_coordinates(tensor, coords[which])
             box, start, sizes = _rows(tensor, coords[which])
             lanes = np.arange(g.lanes.n)[which]
@@ -118,29 +116,6 @@ class BulkUnit:
     def _parts(self, g: Group, maps: Any) -> Iterator[tuple[Any, TensorMap, bool]]:
         self.maps.check_window(maps)
         return self.maps.parts(g, maps)
-
-    @contextmanager
-    def _positions(self, which: Any) -> Iterator[None]:
-        """Findings about elements ``which`` of the lanes carry the lane's position."""
-        if isinstance(which, slice):
-            yield
-            return
-        report = self.engine.report
-        told: list[EmulationError] = []  # a reported finding may come back as an exception
-
-        def among(finding: EmulationError) -> EmulationError:
-            if finding.index is not None and not any(finding is f for f in told):
-                finding.index = int(which[finding.index])
-                told.append(finding)
-            return finding
-
-        self.engine.report = lambda finding: report(among(finding))
-        try:
-            yield
-        except EmulationError as fault:
-            raise among(fault) from None
-        finally:
-            self.engine.report = report
 
     # ---------------------------------------------------------------- time and counters
 

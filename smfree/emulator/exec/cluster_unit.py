@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.barrier_table import sparse_zeros
-from smfree.emulator.bytespace import WORDS
+from smfree.emulator.bytespace import WORDS, Report
 from smfree.emulator.errors import BarrierFault, MemoryFault, Severity
 from smfree.emulator.exec.lanes import Group, LaneSet
 from smfree.emulator.exec.memory_unit import Issue
@@ -31,6 +31,7 @@ class ClusterUnit:
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
+        self.report: Report = launch.report
         self.size = launch.cluster_size
         self.started = np.zeros(launch.geometry.slots, np.int64)
         self.unpublished: dict[int, int] = {}
@@ -117,7 +118,7 @@ class ClusterUnit:
         if len(unproven):
             i = int(unproven[0])
             self.started[own[unproven]] = -1  # told once
-            launch.report(
+            self.report(
                 MemoryFault(
                     f"{self.name(own[i])} touches the shared memory of {self.name(peer[i])} before anything "
                     "has proven that it has started; pass a cluster barrier (barrier.cluster.arrive and "
@@ -331,4 +332,4 @@ class ClusterUnit:
         return keys // (self.launch.memory.pitch // 8) != lanes.slot
 
     def _report(self, rule: str, text: str, index: int) -> None:
-        self.launch.report(BarrierFault(text, rule=rule, severity=Severity.STRICT, index=index))
+        self.report(BarrierFault(text, rule=rule, severity=Severity.STRICT, index=index))

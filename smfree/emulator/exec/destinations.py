@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from smfree.emulator.errors import CopyFault
+from smfree.emulator.bytespace import Report
+from smfree.emulator.errors import CopyFault, EmulationError
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.values import CLUSTER_OFFSET, CLUSTER_SHIFT
 
@@ -41,6 +44,34 @@ class _Senders:
     """The slots of the issuing lanes, once for each destination: what address checks ask of a LaneSet."""
 
     slot: Any
+
+
+class _Reporter(Protocol):
+    report: Report
+
+
+@contextmanager
+def positions(reporter: _Reporter, which: Any) -> Iterator[None]:
+    """Findings about elements ``which`` of the lanes carry the lane's position."""
+    if isinstance(which, slice):
+        yield
+        return
+    report = reporter.report
+    told: list[EmulationError] = []  # a reported finding may come back as an exception
+
+    def among(finding: EmulationError) -> EmulationError:
+        if finding.index is not None and not any(finding is f for f in told):
+            finding.index = int(which[finding.index])
+            told.append(finding)
+        return finding
+
+    reporter.report = lambda finding: report(among(finding))
+    try:
+        yield
+    except EmulationError as fault:
+        raise among(fault) from None
+    finally:
+        reporter.report = report
 
 
 def own(launch: Launch, g: Group, dst: Any, barrier: Any) -> Destinations:
@@ -80,7 +111,8 @@ def multicast(launch: Launch, g: Group, dst: Any, barrier: Any, mask: Any) -> De
     high = (rank + 1) << CLUSTER_SHIFT
     senders = _Senders(g.lanes.slot[which])
     there, counting = ((a & CLUSTER_OFFSET)[which] | high for a in (dst, barrier))
-    return _checked(launch, senders, there, counting, which)
+    with positions(launch.peers, which):
+        return _checked(launch, senders, there, counting, which)
 
 
 def _checked(launch: Launch, senders: Any, dst: Any, barrier: Any, which: Any) -> Destinations:
