@@ -390,7 +390,9 @@ def test_lanes_may_ask_several_ctas_at_once() -> None:
     ("text", "phrases", "rule"),
     [
         ("data, 2", ("rank 2 of a cluster of 2", "%cluster_nctarank"), "cluster.rank"),
-        ("data, 300", ("a cluster of 2",), "cluster.rank"),
+        ("data, 253", ("CTA rank 253 of a cluster of 2",), "cluster.rank"),
+        ("data, 254", ("CTA rank above 253 of a cluster of 2",), "cluster.rank"),
+        ("data, 300", ("CTA rank above 253 of a cluster of 2",), "cluster.rank"),
         ("data+500, 1", ("offset 0x234 of CTA 1", "320 bytes"), "shared.bounds"),
         ("data+2, 1", ("4-byte aligned", "CTA 1"), "memory.misaligned"),
         ("data+16, 1", ("nobody has written", "CTA 1"), "memory.uninitialized"),

@@ -8,14 +8,12 @@ import numpy as np
 
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.table import Arithmetic, arithmetic
-from smfree.emulator.exec.values import CLUSTER_SHIFT, SHARED_WINDOW, storage
+from smfree.emulator.exec.values import CLUSTER_SHIFT, RANK_BEYOND, SHARED_WINDOW, storage
 from smfree.emulator.ptx import ast
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.decode import Decoder
     from smfree.emulator.exec.launch import Launch
-
-_HIGHEST_RANK = 253  # what the address holds; beyond any cluster, so an access with it is refused
 
 
 @arithmetic("mapa")
@@ -28,7 +26,7 @@ def mapa(dec: Decoder, ins: ast.Instr) -> Arithmetic:
     keep = kind(~(0xFF << CLUSTER_SHIFT) & np.iinfo(kind).max)
 
     def act(regs: list[Any], g: Group) -> None:
-        rank = np.minimum(regs[b].astype(kind), kind(_HIGHEST_RANK)) + kind(1)
+        rank = np.minimum(regs[b].astype(kind), kind(RANK_BEYOND)) + kind(1)
         regs[d] = regs[a] & keep | rank << kind(CLUSTER_SHIFT)
 
     return act

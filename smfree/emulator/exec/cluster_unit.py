@@ -12,7 +12,7 @@ from smfree.emulator.bytespace import WORDS, Report
 from smfree.emulator.errors import BarrierFault, MemoryFault, Severity
 from smfree.emulator.exec.lanes import Group, LaneSet
 from smfree.emulator.exec.memory_unit import Issue
-from smfree.emulator.exec.values import CLUSTER_OFFSET, CLUSTER_SHIFT
+from smfree.emulator.exec.values import CLUSTER_OFFSET, CLUSTER_SHIFT, RANK_BEYOND
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch
@@ -58,8 +58,9 @@ class ClusterUnit:
         outside = np.flatnonzero(rank >= self.size)
         if len(outside):
             i = int(outside[0])
+            named = int(rank[i]) if rank[i] < RANK_BEYOND else f"above {RANK_BEYOND - 1}"
             raise MemoryFault(
-                f"the shared address 0x{int(addr[i]):x} is mapped to CTA rank {int(rank[i])} of a cluster of "
+                f"the shared address 0x{int(addr[i]):x} is mapped to CTA rank {named} of a cluster of "
                 f"{self.size}; mapa takes ranks below %cluster_nctarank",
                 rule="cluster.rank",
                 index=i,

@@ -15,6 +15,7 @@ PARAM_WINDOW = 3 * WINDOW_BYTES
 # An offset without high bits is the executing CTA's own.
 CLUSTER_SHIFT = 24
 CLUSTER_OFFSET = (1 << CLUSTER_SHIFT) - 1
+RANK_BEYOND = 254  # stands for every rank from here on, all beyond any cluster
 
 UINT: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 SINT: dict[int, Any] = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
