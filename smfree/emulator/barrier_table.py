@@ -95,7 +95,6 @@ class BarrierTable:
         self._times = self._rows.view(np.float64)
         self._used: dict[int, list[int]] = {}
         self._completed: list[int] = []
-        self._live_lo, self._live_hi = 1 << 62, -1
 
     # --- life ---
 
@@ -157,8 +156,6 @@ class BarrierTable:
         self._rows[key] = rows
         for k in seen:
             self._used.setdefault(k * 8 // self.pitch, []).append(k)
-        self._live_lo = min(self._live_lo, min(seen, default=self._live_lo))
-        self._live_hi = max(self._live_hi, max(seen, default=self._live_hi))
 
     def inval(self, key: np.ndarray) -> None:
         """``mbarrier.inval``: the bytes may be reused; their content is undefined."""
@@ -186,17 +183,6 @@ class BarrierTable:
         keys = np.unique(np.array(self._completed, np.int64))
         self._completed.clear()
         return keys
-
-    def is_live(self, lo: int, hi: int) -> bool:
-        """Does a live barrier overlap the flat shared bytes [lo, hi)?"""
-        first, last = max(lo >> 3, self._live_lo), min((hi - 1) >> 3, self._live_hi)
-        return first <= last and bool((self._rows[first : last + 1, LIVE] == 1).any())
-
-    def live_keys(self) -> np.ndarray:
-        """Keys of all live barriers, sorted."""
-        used = sorted({k for keys in self._used.values() for k in keys})
-        keys = np.array(used, np.int64)
-        return keys[self._rows[keys, LIVE] == 1]
 
     def describe(self, key: int) -> BarrierState:
         """Everything a report wants to say about one barrier."""

@@ -333,16 +333,12 @@ def test_plain_access_to_a_live_barrier(rig: Rig, one: MBarriers, offset: int) -
     assert rig.memory.load(word, 4).item() == 0
 
 
-def test_is_live_and_reset(rig: Rig, one: MBarriers) -> None:
-    other = keys(PITCH // 8 + 8)
-    one.init(other, 1, at(0))
-    assert (
-        one.is_live(71, 72) and one.is_live(0, PITCH) and not one.is_live(0, 64) and not one.is_live(72, 80)
-    )
-    assert one.live_keys().tolist() == [8, PITCH // 8 + 8]
+def test_a_new_cta_finds_none_of_the_barriers_of_the_one_before(rig: Rig, one: MBarriers) -> None:
+    other = PITCH // 8 + 8
+    one.init(keys(other), 1, at(0))
     rig.memory.reset(np.array([0]))
     one.reset(np.array([0]))
-    assert one.live_keys().tolist() == [PITCH // 8 + 8]
+    assert not one.describe(8).ever_initialised and one.describe(other).initialised
     one.init(ONE, 1, at(0))
 
 

@@ -156,11 +156,6 @@ class LaneSet:
         return int(self.slots[0]) if len(self.slots) == 1 else None
 
     @cached_property
-    def slot_of_warp(self) -> Ints:
-        """Index into ``slots`` of each warp."""
-        return np.searchsorted(self.slots, self.warps // self.geometry.warps_per_cta)
-
-    @cached_property
     def warp_slice(self) -> slice | Ints:
         """``warps`` as a slice where it is one, which reads and writes faster."""
         first, last = int(self.warps[0]), int(self.warps[-1])
