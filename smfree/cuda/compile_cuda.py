@@ -19,6 +19,10 @@ from smfree.cuda.image import ModuleImage, make_image
 from smfree.cuda.store import key_of
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
+_NOT_FOUND = re.compile(
+    r'''(?:cannot|could not) open source file "(?P<name>[^"]+)".*\s+#\s*include\s*(?P<quote>["<])'''
+)
+_OF_CUDA = re.compile(r"cuda|cub/|thrust/|nv/|cooperative_groups|mma\.h")
 _NEEDS_ARCH_SUFFIX = ("wgmma", "setmaxnreg", "tcgen05", "cta_group", "multimem.cp")
 _CVTA_PARAM = re.compile(r"cvta\.param\.u64\s+(?P<to>%rd\d+), (?P<from>%rd\d+);")
 _BASE_OPTIONS = ("-lineinfo", "-default-device", "--std=c++17", "--ptxas-options=-v")
@@ -233,7 +237,13 @@ def _hints(arch: str, text: bytes, log: str, dirs: tuple[Path, ...]) -> list[str
             )
     if "invalid value for --gpu-architecture" in log:
         hints.append(f"this NVRTC knows {', '.join(supported_archs())}; install a newer nvidia-cuda-nvrtc")
-    if "cannot open source file" in log or "could not open source file" in log:
+    missing = _NOT_FOUND.search(log)
+    if missing and missing["quote"] == '"' and not _OF_CUDA.match(missing["name"]):
+        hints.append(
+            f"{missing['name']} is looked for beside the file that includes it, then in include_dirs: copy it "
+            "there, or pass its folder"
+        )
+    elif missing:
         hints.append(
             "NVRTC's wheel has no headers: CUDA's come with nvidia-cuda-runtime, <cuda/...> with "
             "nvidia-cuda-cccl; pass one root of one version as include_dirs"

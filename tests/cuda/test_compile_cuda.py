@@ -95,6 +95,19 @@ def test_missing_header_lists_the_searched_directories(tmp_path: Path) -> None:
     assert "nvidia-cuda-cccl" in text and "options: --gpu-architecture=sm_90a" in text
 
 
+@pytest.mark.parametrize(
+    ("include", "of_cuda"),
+    [('"watchdog.cuh"', False), ('"cuda_fp16.h"', True), ("<cuda_fp16.h>", True), ("<cuda/barrier>", True)],
+)
+def test_the_hint_about_a_missing_header_says_where_it_comes_from(include: str, of_cuda: bool) -> None:
+    """A file of one's own was not copied along; CUDA's come with a package."""
+    with pytest.raises(CompileError) as caught:
+        compile_cuda(source(f"#include {include}\n"), "sm_80")
+    text = str(caught.value)
+    assert ("nvidia-cuda-runtime" in text) is of_cuda
+    assert ("hint: watchdog.cuh is looked for beside the file that includes it" in text) is not of_cuda
+
+
 def test_arch_specific_instruction_on_the_plain_arch_names_the_suffix() -> None:
     """E03: setmaxnreg on sm_90 instead of sm_90a."""
     text = """extern "C" __global__ void f() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }"""
