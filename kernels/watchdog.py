@@ -80,7 +80,7 @@ class StuckWait:
             phase = "no live barrier there"
         return (
             f"{self.barrier} of CTA {self.cta}, {phase}: waited {self.waited_us} us for parity "
-            f"{self.parity}; threads {_ranges(self.threads)} at {self.source}:{self.line}"
+            f"{self.parity}; {_threads(self.threads)} at {self.source}:{self.line}"
         )
 
 
@@ -241,12 +241,13 @@ def _child(
         return result
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """ "0-31, 64" """
+def _threads(numbers: Sequence[int]) -> str:
+    """ "thread 64", "threads 0-31, 64" """
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    listed = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"thread{'s' if len(numbers) > 1 else ''} {listed}"
