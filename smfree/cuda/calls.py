@@ -55,7 +55,8 @@ _REMEDIES = {
     "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": "use fewer threads, registers or bytes of shared memory per CTA",
     "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": "all CTAs of a cooperative launch must be "
     "resident: use a smaller grid",
-    "CUDA_ERROR_INVALID_CLUSTER_SIZE": "use a cluster of at most 8 CTAs that divides the grid",
+    "CUDA_ERROR_INVALID_CLUSTER_SIZE": "use a smaller cluster that divides the "
+    "grid: 8 CTAs are portable, up to 16 depend on the GPU",
     "CUDA_ERROR_NOT_SUPPORTED": "this device or driver cannot do it: ask device.capabilities first",
     "CUDA_ERROR_NOT_PERMITTED": "the operation is not allowed here (profiling rights, or a capturing stream)",
 }
