@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +15,22 @@ from smfree.results.store import load_run
 from smfree.timeline.lanes import load
 from smfree.timeline.svg import draw
 
+BROKEN_PIPE = 141
+"""128 + SIGPIPE, what a shell shows of a program that this signal ended."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 0 = good, 1 = a point is slower (compare), 2 = wrong use."""
+    """Run a command; 0 = good, 1 = a point is slower (compare), 2 = wrong use, 141 = nobody read to the end."""
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as of `| head -1`; what is still buffered goes nowhere, too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="smfree", description="Who should move my bytes?")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("devices", help="list the GPUs here and those that can be emulated")

@@ -91,10 +91,12 @@ class Run:
 def load_run(path: Path) -> Run:
     """Read one of pytest-benchmark's JSON files.
 
-    Raises ValueError when the file is no such JSON.
+    Raises ValueError when the file is no such JSON, or not there.
     """
     try:
         return run_of(path, json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is not a saved benchmark run ({type(error).__name__}: {error}); "

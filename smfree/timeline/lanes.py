@@ -89,6 +89,8 @@ def load(path: Path) -> Timeline:
     """Read a trace file. Raises ValueError for anything else."""
     try:
         return timeline(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
     except (OSError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} is not a trace ({type(error).__name__}: {error}); make one with "

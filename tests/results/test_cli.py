@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from smfree.cli import main
+from smfree.cli import BROKEN_PIPE, main
 from tests.results.test_store import EMULATED, H100, entry, run
 
 
@@ -71,7 +74,18 @@ def test_a_baseline_of_zero_seconds_hides_nothing(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(tmp_path / "no.json"), str(tmp_path / "no.json")]) == 2
-    assert "no.json is not a saved benchmark run" in capsys.readouterr().err
+    assert "no.json: no such file\n" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_enough_gets_no_traceback() -> None:
+    """As in `smfree devices | head -1`: the pipe is closed before anything is written."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "smfree.cli", "devices"], stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (BROKEN_PIPE, "")
 
 
 def test_devices_lists_what_can_be_emulated(capsys: pytest.CaptureFixture[str]) -> None:

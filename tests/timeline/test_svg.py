@@ -95,6 +95,8 @@ def test_the_command_says_what_is_no_trace(tmp_path: Path, capsys: pytest.Captur
     source.write_text("{}")
     assert main(["timeline", str(source), "-o", str(tmp_path / "picture.svg")]) == 2
     assert "is not a trace (ValueError: smfree_trace must be 1" in capsys.readouterr().err
+    assert main(["timeline", str(tmp_path / "no.json"), "-o", str(tmp_path / "picture.svg")]) == 2
+    assert "no.json: no such file\n" in capsys.readouterr().err
     assert not (tmp_path / "picture.svg").exists()
 
 
