@@ -51,6 +51,7 @@ class CopyKind(Enum):
 
 _TO_GLOBAL = (CopyKind.BULK_S2G, CopyKind.TENSOR_S2G, CopyKind.REDUCE_S2G, CopyKind.REDUCE_TENSOR)
 _REDUCTIONS = (CopyKind.REDUCE_S2G, CopyKind.REDUCE_S2S, CopyKind.REDUCE_TENSOR, CopyKind.RED_ASYNC)
+_NAMED = 6  # CTAs that one finding names
 _OF_REGISTERS = (CopyKind.ST_ASYNC, CopyKind.RED_ASYNC)
 
 
@@ -314,13 +315,22 @@ class CopyTracker:
                     else "cp.async.bulk.wait_group.read 0 by its issuer"
                 )
                 sides = (batch.dst if batch.kind.to_shared else batch.src, batch.src)
-                gone = next(s for s in (int(a[i]) // self.shared.pitch for a in sides) if s in slots)
+                used = np.array([side[which] // self.shared.pitch for side in sides]).T
+                gone = used[np.arange(len(which)), np.isin(used, slots).argmax(axis=1)]
                 raise CopyFault(
-                    f"{self.shared.name_slot(gone)} exits while {batch.describe(i)} still uses its shared "
-                    f"memory ({len(which)} such copies); {cure} before returning",
+                    f"{self.shared.name_slot(int(gone[0]))} exits while {batch.describe(i)} still uses its "
+                    f"shared memory ({self._so_many(gone)}); {cure} before returning",
                     rule="copy.exit",
                     index=0,
                 )
+
+    def _so_many(self, gone: np.ndarray) -> str:
+        """'2 such copies, of CTA 0, CTA 1': how many copies use CTAs that exit, one slot for each copy."""
+        if len(gone) == 1:
+            return "one such copy"
+        names = [self.shared.name_slot(slot) for slot in np.unique(gone).tolist()]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return f"{len(gone)} such copies, of {', '.join(names[:_NAMED])}{more}"
 
     def abandon(self, slots: np.ndarray) -> None:
         """Drop what is left of cp.async of CTAs that left; their slots are about to be reset."""

@@ -264,9 +264,26 @@ def test_a_cta_exits_while_a_bulk_store_reads_its_memory(rig: Rig) -> None:
         CopyFault, match=r"exits while the cp.async.bulk store .* its shared memory .*wait_group.read 0"
     ) as fault:
         rig.engine.check_exit(ints(0))
-    assert fault.value.rule == "copy.exit"
+    assert fault.value.rule == "copy.exit" and "(one such copy)" in str(fault.value)
     store.read_sources(ONE)
     rig.engine.check_exit(ints(0))
+
+
+def test_copies_that_outlive_their_ctas_are_counted_with_their_ctas(rig: Rig) -> None:
+    for slot in (0, 1):
+        rig.fill(slot * PITCH + TILE, 1024)
+    slots = np.array([0, 0, 1])
+    rig.engine.bulk_store(
+        ints(0, 1, 32),
+        ints(*(rig.dst + 256 * i for i in range(3))),
+        slots * PITCH + TILE + ints(0, 256, 0),
+        256,
+    )
+    told = {(0, 1): "(3 such copies, of CTA slot 0, CTA slot 1)", (0,): "(2 such copies, of CTA slot 0)"}
+    for gone, text in (*told.items(), ((1,), "CTA slot 1 exits")):
+        with pytest.raises(CopyFault) as fault:
+            rig.engine.check_exit(np.array(gone))
+        assert fault.value.rule == "copy.exit" and text in str(fault.value)
 
 
 @pytest.mark.parametrize("nbytes", [0, 16, 1024, 2048, 8192])
