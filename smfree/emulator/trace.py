@@ -54,7 +54,7 @@ class Wait:
 class Copy:
     """One asynchronous copy, from its issue until its bytes are at their destination.
 
-    ``shared`` is the offset in the shared memory of CTA ``into`` that is written (loads) or read (stores),
+    ``cta`` issued it; ``shared`` is the offset in the shared memory of CTA ``into`` that is written (loads) or read (stores),
     ``read`` the time at which the source may be overwritten. ``cp.async`` are told per warp and group.
     """
 
@@ -204,26 +204,27 @@ class Recorder:
     # ---------------------------------------------------------------- copies and phases
 
     def issued(self, g: Group, batch: PendingCopies) -> None:
-        """Copies whose modelled times are known."""
-        if not self._wanted(g):
-            return
+        """Copies whose modelled times are known: those that CTAs which are kept issue, or get bytes of."""
         launch = self.launch
         threads, pitch = launch.geometry.threads, launch.memory.pitch
-        at = launch.line_of(g.pc)
         shared = batch.dst if batch.kind.to_shared else batch.src
+        into = launch.cta[shared // pitch].tolist()
+        if not self._wanted(g) and self._ctas.isdisjoint(into):
+            return
+        at = launch.line_of(g.pc)
         starts = launch.time[g.lanes.warps]
         of_warp = dict(zip(g.lanes.warps.tolist(), starts.tolist(), strict=True))
         for i, lane in enumerate(batch.issuer.tolist()):
             slot, tid = divmod(lane, threads)
             cta, warp = int(launch.cta[slot]), tid // 32
-            if cta not in self._ctas:
+            if cta not in self._ctas and into[i] not in self._ctas:
                 continue
             copy = Copy(
                 cta=cta,
                 warp=warp,
                 kind=batch.kind.value,
                 num_bytes=int(batch.nbytes[i]),
-                into=int(launch.cta[int(shared[i]) // pitch]),
+                into=into[i],
                 shared=int(shared[i]) % pitch,
                 barrier=None if batch.key is None else self._barrier(int(batch.key[i])),
                 group=None if batch.group is None else int(batch.group[i]),

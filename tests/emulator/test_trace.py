@@ -12,7 +12,9 @@ import pytest
 from kernels.common import launch
 from kernels.lsu.copy_async import AsyncCopyConfig
 from kernels.mbarrier.registry import PIPELINES
+from kernels.tma import multicast_bulk
 from kernels.tma.bulk import BulkConfig
+from kernels.tma.multicast_bulk import MulticastBulkConfig
 from smfree.cuda import Device, TraceError
 from smfree.emulator.trace import LaunchTrace
 
@@ -175,3 +177,18 @@ def test_what_cp_async_copied_belongs_to_the_barrier_that_it_arrives_on() -> Non
     (kept,) = trace.launches
     copies = [(copy.barrier, copy.num_bytes) for copy in kept.copies]
     assert copies == [("full[0]", 8192), ("full[1]", 8192)] * 2
+
+
+def test_what_another_cta_multicasts_into_one_that_is_kept_is_kept() -> None:
+    """Two CTAs ask for half of a tile each, on behalf of both: one that is kept gets two copies a tile."""
+    config = MulticastBulkConfig(tile_bytes=TILE_BYTES, cluster=2, num_stages=2, max_ctas=2)
+    with Device.open("emu:h100") as device:
+        src = device.asarray(np.arange(TILES * TILE_BYTES // 4, dtype=np.uint32))
+        with device.trace(ctas=(1,)) as trace:
+            multicast_bulk.broadcast(device.empty((2, *src.shape), src.dtype), src, config=config)
+    (kept,) = trace.launches
+    loads = [copy for copy in kept.copies if copy.kind == "cp.async.bulk load"]
+    landed = [copy for copy in loads if copy.into == 1]
+    assert {life.cta for life in kept.warps} == {1} and {copy.cta for copy in landed} == {0, 1}
+    assert sum(copy.num_bytes for copy in landed) == src.nbytes
+    assert {(copy.cta, copy.into) for copy in kept.copies} == {(0, 1), (1, 0), (1, 1)}
