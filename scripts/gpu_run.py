@@ -4,9 +4,9 @@
     python scripts/gpu_run.py --out try --device emu:h100 --quick    # the same stages here, emulated
 
 Needs the checkout (nothing is installed) and triton 3.6, cuda-bindings 13, NVRTC, numpy, pytest,
-pytest-benchmark, pytest-xdist, allpairspy, tabulate; what is missing is said before anything runs. Each stage
-is a process of its own with a time limit and a log; a failed stage does not stop the next ones, and what
-there is so far is in the folder, and in the archive beside it, after each stage. The folder holds:
+pytest-benchmark, pytest-xdist, allpairspy, tabulate; what is missing, a GPU too, is said before anything
+runs. Each stage is a process of its own with a time limit and a log; a failed stage does not stop the next
+ones, and what there is so far is in the folder, and in the archive beside it, after each stage. It holds:
 environment.txt, *.log, latency.json, throughput.json, pipelines.json, sass/*.sass, hangs.txt, counters.json,
 counters.txt, summary.json and summary.txt. The exit code is the number of failed stages.
 
@@ -33,6 +33,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 HELPER = str(Path(__file__).with_name("gpu_stages.py"))
 NEEDED = ("numpy", "cuda", "triton", "pytest", "pytest_benchmark", "xdist", "allpairspy", "tabulate")
 TOTAL_S = 580.0
@@ -133,6 +134,18 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
+def no_device(spec: str) -> str:
+    """Why there is no such device here; empty when there is one. Needs the packages."""
+    from smfree.cuda.choose import choose
+    from smfree.cuda.errors import DeviceSpecError, NoDeviceError
+
+    try:
+        choose(spec)
+    except (DeviceSpecError, NoDeviceError) as error:
+        return str(error)
+    return ""
+
+
 def summary_text(device: str, outcomes: Sequence[Outcome], out: Path) -> str:
     """One line per stage and the files there are."""
     width = max(len(outcome.name) for outcome in outcomes)
@@ -164,6 +177,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         print(f"this Python has no {', '.join(missing)}; install it first, or run another Python")
         return len(missing)
+    problem = no_device(given.device)
+    if problem:
+        print(problem)
+        return 1
     out: Path = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()

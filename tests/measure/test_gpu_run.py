@@ -79,12 +79,17 @@ def test_what_is_missing_is_said_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_device_that_is_not_there_fails_that_stage_only(tmp_path: Path) -> None:
-    assert (
-        gpu_run.main(["--out", str(tmp_path), "--device", "emu:none", "--quick", "--only", "environment"])
-        == 1
-    )
-    assert "unknown device" in (tmp_path / "environment.log").read_text()
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [("emu:none", "unknown device 'emu:none'"), ("cuda:99", "cuda:99 was asked for, but this")],
+)
+def test_a_device_that_is_not_there_is_one_sentence(
+    device: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gpu_run.main(["--out", str(tmp_path / "out"), "--device", device]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith(said) and text.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_hang_is_survived_and_told(tmp_path: Path) -> None:
