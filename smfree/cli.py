@@ -20,7 +20,7 @@ BROKEN_PIPE = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 0 = good, 1 = a point is slower (compare), 2 = wrong use, 141 = nobody read to the end."""
+    """Run a command; 0 = good, 1 = a point is slower (compare), 2 = wrong use, 141 = nobody reads on."""
     try:
         code = _run(arguments)
         sys.stdout.flush()

@@ -20,7 +20,7 @@ from smfree.cuda.store import key_of
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
 _NOT_FOUND = re.compile(
-    r'''(?:cannot|could not) open source file "(?P<name>[^"]+)".*\s+#\s*include\s*(?P<quote>["<])'''
+    r"""(?:cannot|could not) open source file "(?P<name>[^"]+)".*\s+#\s*include\s*(?P<quote>["<])"""
 )
 _OF_CUDA = re.compile(r"cuda|cub/|thrust/|nv/|cooperative_groups|mma\.h")
 _NEEDS_ARCH_SUFFIX = ("wgmma", "setmaxnreg", "tcgen05", "cta_group", "multimem.cp")
@@ -240,8 +240,8 @@ def _hints(arch: str, text: bytes, log: str, dirs: tuple[Path, ...]) -> list[str
     missing = _NOT_FOUND.search(log)
     if missing and missing["quote"] == '"' and not _OF_CUDA.match(missing["name"]):
         hints.append(
-            f"{missing['name']} is looked for beside the file that includes it, then in include_dirs: copy it "
-            "there, or pass its folder"
+            f"{missing['name']} is looked for beside the file that includes it, then in include_dirs: copy "
+            "it there, or pass its folder"
         )
     elif missing:
         hints.append(
