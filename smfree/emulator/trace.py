@@ -54,8 +54,9 @@ class Wait:
 class Copy:
     """One asynchronous copy, from its issue until its bytes are at their destination.
 
-    ``cta`` issued it; ``shared`` is the offset in the shared memory of CTA ``into`` that is written (loads) or read (stores),
-    ``read`` the time at which the source may be overwritten. ``cp.async`` are told per warp and group.
+    ``cta`` issued it; ``shared`` is the offset in the shared memory of CTA ``into`` that is written (loads)
+    or read (stores), ``read`` the time at which the source may be overwritten. ``cp.async`` are told per warp
+    and group.
     """
 
     cta: int
