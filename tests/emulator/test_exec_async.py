@@ -317,6 +317,16 @@ def test_bulk_copies_out_of_bounds(schedule: str) -> None:
             go(_INIT + body, schedule)
 
 
+def test_a_bulk_copy_that_starts_past_shared_memory_is_named() -> None:
+    body = f"@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20], 256;\n@%p1 {_BULK} "
+    told = "of 256 bytes at offset 0x2080 leaves the 4224 bytes this CTA has"
+    with report(f"cp.async.bulk destination {told}", "CTA 0 thread 0", rule="shared.bounds"):
+        go(f"{_INIT}{body}[%r22+8192], [%rd1], 256, [%r20];", "min-pc")
+    with report(f"cp.async.bulk source {told}", "CTA 0 thread 0", rule="shared.bounds"):
+        go(_FILL + _STORE.replace("%r22", "%r22+8192"), "min-pc")
+    go(f"{_INIT}{body}[%r22+3840], [%rd1], 256, [%r20];\n{_WAIT}", "min-pc")
+
+
 @every_schedule
 def test_a_bulk_load_on_a_barrier_that_was_never_initialised(schedule: str) -> None:
     body = (

@@ -170,6 +170,16 @@ def test_a_finding_names_the_thread_that_issued_the_multicast(strict: str) -> No
     assert not clean.result.findings
 
 
+def test_a_multicast_past_shared_memory_is_named_with_its_cta() -> None:
+    """The size is the issuing thread's: CTA 1 asks for 256 bytes, CTA 0 for 128."""
+    copy = MULTICAST.replace("%r22", "%r27").replace("128", "%r28")
+    body = SYNC + "mov.b16 %h1, 3;\nmov.u32 %r28, 128;\nmad.lo.u32 %r28, %r24, 128, %r28;\n"
+    body += f"mad.lo.u32 %r27, %r24, 8192, %r22;\n.loc 1 35 0\n@%p1 {copy}"
+    with report("cp.async.bulk destination of 256 bytes at offset 0x2080 of CTA 0 leaves the 2176 bytes",
+                "at CTA 1 thread 0, case.cu:35", rule="shared.bounds", kind=MemoryFault):  # fmt: skip
+        go(body)
+
+
 def test_the_plain_forms_name_their_cta() -> None:
     """.shared::cta with a mapped address; destination and barrier in two CTAs; a load for a peer is fine."""
     copy = "cp.async.bulk.{}.global.mbarrier::complete_tx::bytes [{}], [%rd1], 128, [{}];\n"

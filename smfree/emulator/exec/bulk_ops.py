@@ -12,6 +12,7 @@ from smfree.emulator.errors import CopyFault
 from smfree.emulator.exec.destinations import Destinations, in_cluster, multicast, own
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_ops import fill_columns, flat_addresses, resolve_generic
+from smfree.emulator.exec.memory_unit import Naming, copied
 from smfree.emulator.exec.sync_ops import _ints
 from smfree.emulator.exec.table import Arithmetic, Visible, arithmetic, visible
 from smfree.emulator.exec.values import UINT, WINDOW_BYTES, width
@@ -60,17 +61,20 @@ def _direction(dec: Decoder) -> str:
 
 def _destinations(
     dec: Decoder, dst: ast.Operand, barrier: ast.Operand, rest: list[ast.Operand]
-) -> Callable[[Group], Destinations]:
-    """Where a load goes: this CTA, any CTA of the cluster, or all those of a mask."""
+) -> Callable[[Group, Any], Destinations]:
+    """Where a load of so many bytes (None: a box) goes: this CTA, any of the cluster, or all of a mask."""
     launch: Launch = dec.launch
     d, b = dec.address(dst), dec.address(barrier)
+    name = "cp.async.bulk.tensor" if "tensor" in dec.instr.modifiers else "cp.async.bulk"
+
+    def operands(g: Group, sizes: Any) -> tuple[Any, Any, Naming]:
+        return flat_addresses(g, *d), flat_addresses(g, *b), copied(name, "destination", sizes)
+
     if "multicast::cluster" in dec.instr.modifiers:
         mask = dec.src(rest[0], "b16")
-        return lambda g: multicast(
-            launch, g, flat_addresses(g, *d), flat_addresses(g, *b), _ints(g, mask)
-        )  # fmt: skip
+        return lambda g, sizes: multicast(launch, g, *operands(g, sizes), _ints(g, mask))
     find = in_cluster if "shared::cluster" in dec.instr.modifiers else own
-    return lambda g: find(launch, g, flat_addresses(g, *d), flat_addresses(g, *b))
+    return lambda g, sizes: find(launch, g, *operands(g, sizes))
 
 
 def _bulk(dec: Decoder, operands: list[ast.Operand]) -> Visible:
@@ -89,7 +93,8 @@ def _bulk(dec: Decoder, operands: list[ast.Operand]) -> Visible:
         to = _destinations(dec, target, rest[0], rest[1:])
 
         def load(g: Group) -> bool:
-            launch.copy.bulk.load(g, to(g), flat_addresses(g, *s), _ints(g, nbytes))
+            sizes = _ints(g, nbytes)
+            launch.copy.bulk.load(g, to(g, sizes), flat_addresses(g, *s), sizes)
             return True
 
         return load
@@ -152,7 +157,8 @@ def _tensor(dec: Decoder, operands: list[ast.Operand]) -> Visible:
         map_address, coords = _place(dec, operands[1])
 
         def load(g: Group) -> bool:
-            launch.copy.bulk.tensor_load(g, to(g), flat_addresses(g, *map_address), _coordinates(g, coords))
+            maps, where = flat_addresses(g, *map_address), _coordinates(g, coords)
+            launch.copy.bulk.tensor_load(g, to(g, None), maps, where)
             return True
 
         return load

@@ -10,7 +10,7 @@ import numpy as np
 from smfree.emulator.exec.destinations import Destinations, positions
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.map_unit import MapUnit
-from smfree.emulator.exec.memory_unit import OWN_CTA_ONLY
+from smfree.emulator.exec.memory_unit import OWN_CTA_ONLY, copied
 from smfree.emulator.exec.prefetches import Prefetches
 from smfree.emulator.pending import PendingCopies
 from smfree.emulator.reductions import Reduction
@@ -50,7 +50,8 @@ class BulkUnit:
     def store(self, g: Group, dst: Any, src: Any, nbytes: Any, reduction: Reduction | None = None) -> None:
         """``cp.async.bulk`` or ``cp.reduce.async.bulk`` from shared to global memory."""
         launch, lanes = self.launch, g.lanes
-        flat = launch.memory.flat_shared(lanes, src, 1, OWN_CTA_ONLY)
+        name = "cp.async.bulk" if reduction is None else "cp.reduce.async.bulk"
+        flat = launch.memory.flat_shared(lanes, src, 1, OWN_CTA_ONLY, copied(name, "source", nbytes))
         group = self.copies.bulk_groups.current(lanes.ids)
         batch = self.engine.bulk_store(
             lanes.ids, dst, flat, nbytes, reduction=reduction, group=group, label=launch.here(g)
@@ -89,7 +90,8 @@ class BulkUnit:
     def tensor_store(self, g: Group, src: Any, maps: Any, coords: Any, op: str | None = None) -> None:
         """``cp.async.bulk.tensor`` or ``cp.reduce.async.bulk.tensor`` from shared to global memory."""
         launch, lanes = self.launch, g.lanes
-        flat = launch.memory.flat_shared(lanes, src, 1, OWN_CTA_ONLY)
+        name = "cp.async.bulk.tensor" if op is None else "cp.reduce.async.bulk.tensor"
+        flat = launch.memory.flat_shared(lanes, src, 1, OWN_CTA_ONLY, copied(name, "source", None))
         group = self.copies.bulk_groups.current(lanes.ids)
         for which, tensor, in_memory in self._parts(g, maps):
             with positions(self.engine, which):

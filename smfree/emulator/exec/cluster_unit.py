@@ -11,7 +11,7 @@ from smfree.emulator.barrier_table import sparse_zeros
 from smfree.emulator.bytespace import WORDS, Report
 from smfree.emulator.errors import BarrierFault, MemoryFault, Severity
 from smfree.emulator.exec.lanes import Group, LaneSet
-from smfree.emulator.exec.memory_unit import Issue
+from smfree.emulator.exec.memory_unit import Issue, Naming, access
 from smfree.emulator.exec.values import CLUSTER_OFFSET, CLUSTER_SHIFT, RANK_BEYOND
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ClusterUnit:
             )
         return np.where(rank < 0, own, own - own % self.size + rank)
 
-    def flat(self, lanes: LaneSet, addr: Any, nbytes: int) -> Any:
+    def flat(self, lanes: LaneSet, addr: Any, nbytes: int, what: Naming | None = None) -> Any:
         """Window offsets of any CTA of the cluster -> flat addresses over all slots."""
         slot = self.slots_of(lanes, addr)
         offset = addr & CLUSTER_OFFSET
@@ -75,8 +75,9 @@ class ClusterUnit:
         beyond = np.flatnonzero((addr < 0) | (offset + nbytes > limit))
         if len(beyond):
             i = int(beyond[0])
+            name = what(i) if what else access(nbytes)
             raise MemoryFault(
-                f"shared access of {nbytes} bytes at offset 0x{int(offset[i]):x} of {self.name(slot[i])} "
+                f"{name} at offset 0x{int(offset[i]):x} of {self.name(slot[i])} "
                 f"leaves the {limit} bytes a CTA has; check the index, or launch with more dynamic shared "
                 "memory",
                 rule="shared.bounds",
@@ -85,7 +86,9 @@ class ClusterUnit:
         self._check_present(lanes, slot)
         return slot * self.launch.memory.pitch + offset
 
-    def flat_own(self, lanes: LaneSet, addr: Any, nbytes: int, remedy: str) -> Any:
+    def flat_own(
+        self, lanes: LaneSet, addr: Any, nbytes: int, remedy: str, what: Naming | None = None
+    ) -> Any:
         """The same where the address must be the executing CTA's; ``remedy`` if it is not."""
         slot = self.slots_of(lanes, addr)
         foreign = np.flatnonzero(slot != lanes.slot)
@@ -97,7 +100,7 @@ class ClusterUnit:
                 rule="cluster.own",
                 index=i,
             )
-        return self.flat(lanes, addr, nbytes)
+        return self.flat(lanes, addr, nbytes, what)
 
     def _check_present(self, lanes: LaneSet, slot: Any) -> None:
         """Peers have started and have not exited."""

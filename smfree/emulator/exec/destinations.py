@@ -12,6 +12,7 @@ import numpy as np
 from smfree.emulator.bytespace import Report
 from smfree.emulator.errors import CopyFault, EmulationError
 from smfree.emulator.exec.lanes import Group
+from smfree.emulator.exec.memory_unit import Naming
 from smfree.emulator.exec.values import CLUSTER_OFFSET, CLUSTER_SHIFT
 
 if TYPE_CHECKING:
@@ -74,21 +75,21 @@ def positions(reporter: _Reporter, which: Any) -> Iterator[None]:
         reporter.report = report
 
 
-def own(launch: Launch, g: Group, dst: Any, barrier: Any) -> Destinations:
-    """``.shared::cta``: the executing CTA's."""
-    flat = launch.memory.flat_shared(g.lanes, dst, 1)
+def own(launch: Launch, g: Group, dst: Any, barrier: Any, what: Naming) -> Destinations:
+    """``.shared::cta``: the executing CTA's. ``what``: the destination, for reports."""
+    flat = launch.memory.flat_shared(g.lanes, dst, 1, what=what)
     keys = launch.sync.mbarriers.keys(launch.memory.flat_shared(g.lanes, barrier, 8))
     return Destinations(flat, keys, slice(None))
 
 
-def in_cluster(launch: Launch, g: Group, dst: Any, barrier: Any) -> Destinations:
+def in_cluster(launch: Launch, g: Group, dst: Any, barrier: Any, what: Naming) -> Destinations:
     """``.shared::cluster``: any one CTA's; the mbarrier lies in the same."""
     if not ((dst | barrier) >> CLUSTER_SHIFT).any():
-        return own(launch, g, dst, barrier)
-    return _checked(launch, g.lanes, dst, barrier, slice(None))
+        return own(launch, g, dst, barrier, what)
+    return _checked(launch, g.lanes, dst, barrier, slice(None), what)
 
 
-def multicast(launch: Launch, g: Group, dst: Any, barrier: Any, mask: Any) -> Destinations:
+def multicast(launch: Launch, g: Group, dst: Any, barrier: Any, what: Naming, mask: Any) -> Destinations:
     """``.multicast::cluster``: the same offsets in every CTA of the mask, bit r for rank r."""
     masks = np.broadcast_to(mask, g.lanes.n).astype(np.int64) & ((1 << MASK_BITS) - 1)
     empty = np.flatnonzero(masks == 0)
@@ -112,11 +113,11 @@ def multicast(launch: Launch, g: Group, dst: Any, barrier: Any, mask: Any) -> De
     senders = _Senders(g.lanes.slot[which])
     there, counting = ((a & CLUSTER_OFFSET)[which] | high for a in (dst, barrier))
     with positions(launch.peers, which):
-        return _checked(launch, senders, there, counting, which)
+        return _checked(launch, senders, there, counting, which, lambda row: what(int(which[row])))
 
 
-def _checked(launch: Launch, senders: Any, dst: Any, barrier: Any, which: Any) -> Destinations:
-    flat = launch.peers.flat(senders, dst, 1)
+def _checked(launch: Launch, senders: Any, dst: Any, barrier: Any, which: Any, what: Naming) -> Destinations:
+    flat = launch.peers.flat(senders, dst, 1, what)
     keys = launch.sync.mbarriers.keys(launch.peers.flat(senders, barrier, 8))
     pitch = launch.memory.pitch
     apart = np.flatnonzero(flat // pitch != keys * 8 // pitch)

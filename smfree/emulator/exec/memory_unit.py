@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LINE_BYTES = 128
 PATTERNS_KEPT = 4096
 NEEDS_CLUSTER = "needs .shared::cluster"
+Naming = Callable[[int], str]
+"""What the lane at a position does to shared memory, for reports; None: an access of so many bytes."""
 OWN_CTA_ONLY = "the operand must lie in the shared memory of the executing CTA"
 
 
@@ -227,24 +229,33 @@ class MemoryUnit:
 
     # ---------------------------------------------------------------- shared and local
 
-    def flat_shared(self, lanes: LaneSet, addr: Any, nbytes: int, remedy: str = NEEDS_CLUSTER) -> Any:
+    def flat_shared(
+        self, lanes: LaneSet, addr: Any, nbytes: int, remedy: str = NEEDS_CLUSTER, what: Naming | None = None
+    ) -> Any:
         """Window offsets -> flat addresses over all slots; outside the CTA's shared memory is a fault.
 
         ``remedy``: what to do instead of naming another CTA's address.
         """
-        return self._flat(lanes, addr, nbytes, int(addr.min()), int(addr.max()) + nbytes, remedy)
+        return self._flat(lanes, addr, nbytes, int(addr.min()), int(addr.max()) + nbytes, remedy, what)
 
     def _flat(
-        self, lanes: LaneSet, addr: Any, nbytes: int, low: int, high: int, remedy: str = NEEDS_CLUSTER
+        self,
+        lanes: LaneSet,
+        addr: Any,
+        nbytes: int,
+        low: int,
+        high: int,
+        remedy: str = NEEDS_CLUSTER,
+        what: Naming | None = None,
     ) -> Any:
         limit = self.launch.shared_bytes
         if low < 0 or high > limit:
             if int(addr.max()) >> CLUSTER_SHIFT:
-                return self.launch.peers.flat_own(lanes, addr, nbytes, remedy)
+                return self.launch.peers.flat_own(lanes, addr, nbytes, remedy, what)
             bad = int(np.flatnonzero((addr < 0) | (addr + nbytes > limit))[0])
             raise MemoryFault(
-                f"shared access of {nbytes} bytes at offset {int(addr[bad]):#x} leaves the {limit} bytes "
-                "this CTA has; check the index, or launch with more dynamic shared memory",
+                f"{what(bad) if what else access(nbytes)} at offset {int(addr[bad]):#x} leaves the {limit} "
+                "bytes this CTA has; check the index, or launch with more dynamic shared memory",
                 rule="shared.bounds",
                 index=bad,
             )
@@ -392,6 +403,22 @@ class MemoryUnit:
             t = self.launch.settle(g)
             w = g.lanes.warp_slice
             self.launch.time[w] = np.maximum(t, self.performed[w])
+
+
+def access(nbytes: int) -> str:
+    """What a plain load or store is called in reports."""
+    return f"shared access of {nbytes} bytes"
+
+
+def copied(name: str, side: str, sizes: Any) -> Naming:
+    """ "cp.async.bulk destination of 6144 bytes": one size for all lanes, one each, or None (unknown)."""
+
+    def of_lane(i: int) -> str:
+        if sizes is None:
+            return f"{name} {side}"
+        return f"{name} {side} of {int(sizes if np.ndim(sizes) == 0 else sizes[i])} bytes"
+
+    return of_lane
 
 
 def atomic_changes(op: str, old: Any, value: Any, compare: Any) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from smfree.emulator.errors import CopyFault
 from smfree.emulator.exec.destinations import Destinations, in_cluster
 from smfree.emulator.exec.lanes import Group
-from smfree.emulator.exec.memory_unit import OWN_CTA_ONLY
+from smfree.emulator.exec.memory_unit import OWN_CTA_ONLY, copied
 from smfree.emulator.reductions import Reduction
 
 if TYPE_CHECKING:
@@ -27,9 +27,10 @@ class PeerCopies:
     ) -> None:
         """``cp{.reduce}.async.bulk.shared::cluster.shared::cta``; always to another CTA."""
         launch, lanes = self.launch, g.lanes
-        flat_src = launch.memory.flat_shared(lanes, src, 1, OWN_CTA_ONLY)
-        to = in_cluster(launch, g, dst, barrier)
-        self._elsewhere(g, to, "cp.async.bulk" if reduction is None else "cp.reduce.async.bulk")
+        name = "cp.async.bulk" if reduction is None else "cp.reduce.async.bulk"
+        flat_src = launch.memory.flat_shared(lanes, src, 1, OWN_CTA_ONLY, copied(name, "source", nbytes))
+        to = in_cluster(launch, g, dst, barrier, copied(name, "destination", nbytes))
+        self._elsewhere(g, to, name)
         batch = self.engine.bulk_to_peer(
             lanes.ids, to.flat, flat_src, nbytes, to.keys, reduction=reduction, label=launch.here(g)
         )
@@ -53,7 +54,7 @@ class PeerCopies:
                 rule="copy.no_cluster",
                 index=0,
             )
-        to = in_cluster(launch, g, dst, barrier)
+        to = in_cluster(launch, g, dst, barrier, copied(name, "destination", values.shape[1]))
         if reduction is not None:
             self._elsewhere(g, to, name)
         batch = self.engine.store_async(
