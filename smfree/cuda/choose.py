@@ -93,14 +93,17 @@ def parse_spec(text: str | None = None) -> DeviceSpec:
     raise DeviceSpecError(f"unknown device {text!r}; known are {choices}")
 
 
-def choose(text: str | None = None, *, schedule: str = "timed", seed: int = 0) -> Choice:
-    """Pick and initialise a driver. ``schedule`` and ``seed`` go to an emulated GPU only.
+def choose(
+    text: str | None = None, *, schedule: str = "timed", seed: int = 0, strict: str = "error"
+) -> Choice:
+    """Pick and initialise a driver. ``schedule`` and ``seed`` go to an emulated GPU only, ``strict`` to no
+    other.
 
     Raises DeviceSpecError for an unknown string, NoDeviceError when ``cuda:N`` is not there.
     """
     spec = parse_spec(text)
     if spec.kind is Kind.EMULATED:
-        return _emulated(spec, schedule, seed)
+        return _emulated(spec, schedule, seed, strict)
     reason, count = real_devices()
     if spec.kind is Kind.CUDA:
         if reason:
@@ -111,12 +114,12 @@ def choose(text: str | None = None, *, schedule: str = "timed", seed: int = 0) -
             raise NoDeviceError(
                 f"{spec} was asked for, but this machine has {count} GPUs: cuda:0 to cuda:{count - 1}"
             )
-        return Choice(real_driver, spec.ordinal, str(spec), False)
+        return _real(spec.ordinal, strict)
     if not reason:
-        return Choice(real_driver, 0, "cuda:0", False)
+        return _real(0, strict)
     if "cuInit returned" in reason:
         warnings.warn(f"{reason}; emulating {DEFAULT_PROFILE} instead", RuntimeWarning, stacklevel=3)
-    return _emulated(DeviceSpec(Kind.EMULATED, profile=DEFAULT_PROFILE), schedule, seed)
+    return _emulated(DeviceSpec(Kind.EMULATED, profile=DEFAULT_PROFILE), schedule, seed, strict)
 
 
 def real_devices(driver: Any = real_driver) -> tuple[str, int]:
@@ -139,15 +142,26 @@ def real_devices(driver: Any = real_driver) -> tuple[str, int]:
     return "", int(count)
 
 
-def _emulated(spec: DeviceSpec, schedule: str, seed: int) -> Choice:
+def _real(ordinal: int, strict: str) -> Choice:
+    if strict != "error":
+        raise DeviceSpecError(
+            f"strict says what an emulated GPU does with its findings (got {strict!r} for cuda:{ordinal}, a "
+            f"real one, which finds nothing); leave it out, or open emu:{DEFAULT_PROFILE}"
+        )
+    return Choice(real_driver, ordinal, f"cuda:{ordinal}", False)
+
+
+def _emulated(spec: DeviceSpec, schedule: str, seed: int, strict: str) -> Choice:
     from smfree.emulator import profile
     from smfree.emulator.driver import Driver
     from smfree.emulator.exec.schedule import SCHEDULES
-    from smfree.emulator.node import Node
+    from smfree.emulator.node import Node, Strict
 
     if schedule not in SCHEDULES:
         raise DeviceSpecError(f"schedule is one of {', '.join(SCHEDULES)} (got {schedule!r})")
     if not isinstance(seed, Integral) or seed < 0:
         raise DeviceSpecError(f"the seed of a schedule is a whole number from 0 on (got {seed!r})")
-    driver = Driver(Node([profile.load(spec.profile)], schedule=schedule, seed=seed))
+    if strict not in tuple(Strict):
+        raise DeviceSpecError(f"strict is one of {', '.join(Strict)} (got {strict!r})")
+    driver = Driver(Node([profile.load(spec.profile)], schedule=schedule, seed=seed, strict=strict))
     return Choice(driver, 0, str(spec), True)

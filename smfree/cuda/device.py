@@ -68,13 +68,18 @@ class Device:
         self.cache = CompileCache()
 
     @staticmethod
-    def open(spec: str | None = None, *, schedule: str = "timed", seed: int = 0) -> Device:
+    def open(
+        spec: str | None = None, *, schedule: str = "timed", seed: int = 0, strict: str = "error"
+    ) -> Device:
         """Open ``auto``, ``cuda:N`` or ``emu:PROFILE`` (None: ``SMFREE_DEVICE``, else ``auto``).
 
         ``schedule`` and ``seed`` choose how an emulated GPU interleaves warps; only ``timed`` has a clock.
-        Raises DeviceSpecError for an unknown string, NoDeviceError when ``cuda:N`` is not there.
+        ``strict``: what it does with findings that hardware usually forgives, ``error``, ``record`` (see
+        :attr:`findings`) or ``off``.
+        Raises DeviceSpecError for an unknown string, or for ``strict`` of a real GPU, NoDeviceError when
+        ``cuda:N`` is not there.
         """
-        choice = choose(spec, schedule=schedule, seed=seed)
+        choice = choose(spec, schedule=schedule, seed=seed, strict=strict)
         return Device(choice.driver, choice.ordinal, spec=choice.spec, is_emulated=choice.is_emulated)
 
     def __enter__(self) -> Device:
@@ -122,6 +127,12 @@ class Device:
     def emulator(self) -> Any:
         """The emulated GPU's state (memory, counters, last launch), None on a real GPU."""
         return self.driver.node.devices[self.ordinal] if self.is_emulated else None
+
+    @property
+    def findings(self) -> tuple[Any, ...]:
+        """What ``strict="record"`` has collected so far, oldest first: errors with ``rule`` and, as text, the
+        report. Always empty on a real GPU, which checks nothing."""
+        return tuple(self.driver.node.findings) if self.is_emulated else ()
 
     @contextmanager
     def trace(self, *, ctas: Collection[int] = (0,)) -> Iterator[Any]:

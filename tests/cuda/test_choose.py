@@ -122,6 +122,14 @@ def test_auto_takes_gpu_0_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> 
     assert (choice.spec, choice.is_emulated, choice.driver) == ("cuda:0", False, cuda)
 
 
+@pytest.mark.parametrize("spec", ["auto", "cuda:1"])
+def test_a_real_gpu_has_no_findings_to_record(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _without_gpu(monkeypatch, _Driver(cuda.CUresult.CUDA_SUCCESS, 2))
+    with pytest.raises(DeviceSpecError, match=r"got 'record' for cuda:[01], a real one.*or open emu:h100"):
+        choose(spec, strict="record")
+    assert not choose(spec).is_emulated
+
+
 def test_import_initialises_nothing() -> None:
     """Neither the driver nor NVRTC is loaded by importing the package (case D12)."""
     script = (

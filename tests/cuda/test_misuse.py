@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from smfree.cuda import (
     TensorMapError,
 )
 
+INCLUDE = Path(__file__).parents[2] / "kernels" / "include"
 FILL = 'extern "C" __global__ void fill(int *p) { p[threadIdx.x] = 1; }'
 MAPPED = """struct alignas(64) Map { unsigned long long words[16]; };
 extern "C" __global__ void mapped(const __grid_constant__ Map map, int *p) { p[0] = (int)map.words[0]; }"""
@@ -178,11 +180,44 @@ def test_launches_name_what_has_the_wrong_kind(h100: Device) -> None:
         ({"schedule": None}, "schedule is one of timed"),
         ({"seed": -1}, "seed .* from 0 on"),
         ({"seed": "x"}, "seed .* from 0 on"),
+        ({"strict": "warn"}, "strict is one of error, record, off .*got 'warn'"),
+        ({"strict": None}, "strict is one of error, record, off"),
     ],
 )
-def test_a_schedule_that_does_not_exist_is_refused_at_once(options: dict[str, Any], message: str) -> None:
+def test_an_option_that_does_not_exist_is_refused_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(DeviceSpecError, match=message):
         Device.open("emu:h100", **options)
+
+
+_ODD_PARITY = """
+#include "ptx.cuh"
+extern "C" __global__ void odd(int* out, unsigned parity) {
+  __shared__ u64 full;
+  mbarrier_init(smem_addr(&full), 1);
+  out[0] = mbarrier_test_wait_parity(smem_addr(&full), parity);
+}"""
+
+
+def test_what_becomes_of_a_strict_finding_is_said_when_a_device_is_opened() -> None:
+    source = CudaSource("odd.cu", include_dirs=(INCLUDE,), text=_ODD_PARITY)
+
+    def run(device: Device, parity: int) -> None:
+        out = device.empty(1, np.int32)
+        device.compile(source).kernel("odd").launch(1, 1, [out, np.uint32(parity)])
+        assert out.numpy().tolist() == [1]
+
+    for strict in ("record", "off"):
+        with Device.open("emu:h100", strict=strict) as device:
+            run(device, 1)
+            assert not device.findings
+            run(device, 3)
+            found = device.findings
+            assert [f.rule for f in found] == (["mbarrier.parity"] if strict == "record" else [])
+            assert all("3 is outside {0, 1}" in str(f) and "odd.cu:" in str(f) for f in found)
+    with Device.open("emu:h100") as device:
+        run(device, 1)
+        with pytest.raises(KernelFaultError, match="3 is outside"):
+            run(device, 3)
 
 
 @pytest.mark.parametrize("spec", [3, b"emu:h100", "cuda:\u0663"])
