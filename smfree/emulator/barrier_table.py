@@ -7,6 +7,7 @@ served by one gather and one scatter.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,7 +80,10 @@ def sparse_zeros(rows: int, columns: int) -> np.ndarray:
 
 
 class BarrierTable:
-    """Rows of all barriers of ``slots`` CTAs with ``pitch`` bytes of shared memory each; see MBarriers."""
+    """Rows of all barriers of ``slots`` CTAs with ``pitch`` bytes of shared memory each; see MBarriers.
+
+    ``name`` turns a key into text for reports.
+    """
 
     def __init__(
         self,
@@ -88,8 +92,12 @@ class BarrierTable:
         *,
         memory: SharedMemory | None = None,
         report: Report = raise_finding,
+        name: Callable[[int], str] | None = None,
     ) -> None:
         self.slots, self.pitch, self.memory, self.report = slots, pitch, memory, report
+        self._name = name or (lambda key: f"CTA slot {key * 8 // pitch}")
+        if memory is not None:
+            memory.barrier_at = lambda addr: f"a live mbarrier ({self._name(addr >> 3)})"
         self._rows = sparse_zeros(slots * pitch // 8, COLUMNS)
         self._flat = self._rows.reshape(-1)
         self._times = self._rows.view(np.float64)
@@ -246,10 +254,8 @@ class BarrierTable:
         self._live_rows(key, np.arange(len(key)), what)
 
     def place(self, key: int) -> str:
-        """'mbarrier at shared+0x40 (CTA slot 3)'."""
-        if self.memory is not None:
-            return f"mbarrier at {self.memory.place(key * 8)}"
-        return f"mbarrier at shared+0x{key * 8 % self.pitch:x} (CTA slot {key * 8 // self.pitch})"
+        """'mbarrier at shared+0x40 (full[1] of CTA 3)'."""
+        return f"mbarrier at shared+0x{key * 8 % self.pitch:x} ({self._name(key)})"
 
     def _fault(
         self, rule: str, what: str, remedy: str, key: int, index: int, *, severity: Severity = Severity.ERROR

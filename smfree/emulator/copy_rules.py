@@ -234,7 +234,9 @@ class CopyRules(CopyTracker):
                     rule="copy.destination_read",
                     index=index,
                 )
-            content = "a live mbarrier" if cells[at] == BARRIER else "bytes nobody has written"
+            content = (
+                self.shared.barrier_at(start + at) if cells[at] == BARRIER else "bytes nobody has written"
+            )
             missing = int((cells != WRITTEN).sum())
             self.report(
                 CopyFault(

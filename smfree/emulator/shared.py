@@ -38,7 +38,7 @@ class SharedMemory(ByteSpace):
 
     Only ``limit`` bytes of each slot belong to its CTA. One guard byte per 16 bytes answers every check at
     once: zero means inside, written, no barrier, no copy in flight. ``copy_at(addr, writing)`` names the
-    copy in flight at an address, for reports.
+    copy in flight at an address, for reports, ``barrier_at(addr)`` the mbarrier.
     """
 
     name = "shared memory"
@@ -60,6 +60,7 @@ class SharedMemory(ByteSpace):
         self._guard2 = self._guard.view(np.uint16)
         self._source_uses = np.zeros(self.nbytes >> 4, np.uint16)
         self.copy_at: Callable[[int, bool], str] = lambda addr, writing: "an asynchronous copy"
+        self.barrier_at: Callable[[int], str] = lambda addr: "a live mbarrier"
         self.name_slot: Callable[[int], str] = lambda slot: f"CTA slot {slot}"
         self._guard[: self.nbytes >> 4].reshape(slots, -1)[:, : limit >> 4] = _NEW
         self._guard[: self.nbytes >> 4] |= np.uint8(_NEW)
@@ -312,8 +313,8 @@ class SharedMemory(ByteSpace):
     ) -> None:
         if state == BARRIER:
             raise BarrierFault(
-                f"{'' if copy else 'plain '}{what} of {size} bytes at {self.place(where)} touches a live "
-                "mbarrier; only mbarrier instructions may, until mbarrier.inval",
+                f"{'' if copy else 'plain '}{what} of {size} bytes at {self.place(where)} touches "
+                f"{self.barrier_at(where)}; only mbarrier instructions may, until mbarrier.inval",
                 rule="mbarrier.plain_access",
                 index=index,
             )

@@ -141,7 +141,7 @@ def test_a14_a_second_init_needs_inval_in_between(schedule: str) -> None:
 @every_schedule
 @pytest.mark.parametrize("text", ["st.shared.u32 [%r20+4], %r2;", "ld.shared.u64 %rd10, [%r20];"])
 def test_a14_plain_access_to_a_live_barrier(text: str, schedule: str) -> None:
-    with report("touches a live mbarrier", "case.cu:19", rule="mbarrier.plain_access"):
+    with report("touches a live mbarrier (full[0] of CTA 0)", "case.cu:19", rule="mbarrier.plain_access"):
         go(init(1) + f".loc 1 19 0\n@%p1 {text}", schedule)
     inval = "@%p1 mbarrier.inval.shared::cta.b64 [%r20];\n@%p1 st.shared.u64 [%r20], 7;\n"
     go(init(1) + inval + f"@%p1 {text}", schedule)  # bytes like any other

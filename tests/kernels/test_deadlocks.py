@@ -113,7 +113,7 @@ BREAKS: dict[Fault, dict[str, list[tuple[str, ...]]]] = {
     # A15
     Fault.EVERY_LANE_RELEASES: {"any": [(*OVERFLOW, "lanes at once, 2 of 2 pending", RELEASE)]},
     # A08
-    Fault.INIT_MISSING: {"any": [(*NOT_INITIALISED, "mbarrier at shared+0x0", FULL_WAIT)]},
+    Fault.INIT_MISSING: {"any": [(*NOT_INITIALISED, "mbarrier at shared+0x0 (full[0] of CTA 0)", FULL_WAIT)]},
     # A09
     Fault.INIT_NOT_SYNCED: {"any": [PASSES], "random": [NOT_INITIALISED, PASSES]},
     Fault.FULL_NOT_AWAITED: {"any": [(*UNWRITTEN, READ)]},

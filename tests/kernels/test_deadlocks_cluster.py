@@ -48,8 +48,8 @@ BREAKS: dict[ClusterFault, tuple[str | None, tuple[str, ...]]] = {
     ClusterFault.INIT_FENCE_MISSING: (  # A27
         None,
         (
-            "CTA 0 uses an mbarrier at shared+0x800 (CTA 1), which CTA 1 thread 0 initialised without making "
-            "that visible to the cluster",
+            "CTA 0 uses an mbarrier at shared+0x800 (full[0] of CTA 1), which CTA 1 thread 0 initialised "
+            "without making that visible to the cluster",
             "must execute fence.mbarrier_init.release.cluster",
             ARRIVES,
         ),
@@ -65,8 +65,8 @@ BREAKS: dict[ClusterFault, tuple[str | None, tuple[str, ...]]] = {
     ClusterFault.SCOPE_TOO_NARROW: (
         None,
         (
-            "a wait with scope .cta (the default) on an mbarrier at shared+0x800 (CTA 1), at which other "
-            "CTAs arrived",
+            "a wait with scope .cta (the default) on an mbarrier at shared+0x800 (full[0] of CTA 1), at "
+            "which other CTAs arrived",
             "write .acquire.cluster",
             line_of(" wait_parity(full_at(s), phase);"),
         ),

@@ -38,7 +38,7 @@ from smfree.emulator.exec.flow_unit import FlowUnit
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_unit import MemoryUnit
 from smfree.emulator.exec.register_unit import RegisterUnit
-from smfree.emulator.exec.report import place
+from smfree.emulator.exec.report import barrier_name, place
 from smfree.emulator.exec.residency import Residency
 from smfree.emulator.exec.schedule import Schedule, make_schedule
 from smfree.emulator.exec.stall_unit import StallUnit
@@ -422,6 +422,10 @@ class Launch(Residency):
             place = f"PTX line {instr.line}"
             self._lines[pc] = f"{instr.source} ({place})" if instr.source else place
         return self._lines[pc]
+
+    def name_barrier(self, key: int) -> str:
+        """ "full[1] of CTA 3" """
+        return barrier_name(self, key)
 
     def report(self, finding: EmulationError) -> None:
         """A strict finding: raise it, keep it or drop it, as the node was told."""

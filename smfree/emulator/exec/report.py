@@ -56,6 +56,12 @@ def variable_at(launch: Launch, offset: int) -> str:
     return f"{name}[{inside // 8}]"
 
 
+def barrier_name(launch: Launch, key: int) -> str:
+    """ "full[1] of CTA 3" for an mbarrier's key."""
+    slot, offset = divmod(key * 8, launch.memory.pitch)
+    return f"{variable_at(launch, offset)} of {launch.name_cta(slot)}"
+
+
 def _ranges(values: Any) -> str:
     """ "0, 32-159" """
     v = np.unique(values)
@@ -125,10 +131,6 @@ def _mbarrier_lines(launch: Launch) -> list[str]:
 
 def _mbarrier_line(launch: Launch, key: int, threads: list[str], parity: str) -> str:
     state = launch.sync.mbarriers.describe(key)
-    pitch = launch.memory.pitch
-    slot, offset = divmod(key * 8, pitch)
-    name = variable_at(launch, offset)
-    cta = xyz(int(launch.cta[slot]), launch.grid)
     missing = state.tx_announced - state.tx_completed
     if state.tx_announced or state.tx_completed:
         if missing >= 0:
@@ -143,7 +145,7 @@ def _mbarrier_line(launch: Launch, key: int, threads: list[str], parity: str) ->
         arrivals += f" (arrived: {', '.join(ranks)})"
     touched = "" if state.ever_touched else "; nobody ever arrived at it or announced bytes"
     return (
-        f"{name} of CTA {cta}, phase {state.phase}{parity}: {tx}, {arrivals}{touched}; waiting: "
+        f"{launch.name_barrier(key)}, phase {state.phase}{parity}: {tx}, {arrivals}{touched}; waiting: "
         + "; ".join(_few(threads))
     )
 

@@ -47,7 +47,9 @@ class SyncUnit:
     def __init__(self, launch: Launch, pitch: int) -> None:
         self.launch = launch
         slots = launch.geometry.slots
-        self.mbarriers = MBarriers(slots, pitch, memory=launch.memory.shared, report=launch.report)
+        self.mbarriers = MBarriers(
+            slots, pitch, memory=launch.memory.shared, report=launch.report, name=launch.name_barrier
+        )
         self.sleepers: list[Group] = []
 
     def arrive(
