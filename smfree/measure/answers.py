@@ -92,11 +92,11 @@ def answers(log: RunLog) -> str:
     low, high = (format_bytes(size) for size in OFTEN_QUOTED_BYTES)
     quoted = f"the often quoted\n{low} to {high}"
     headers = ["device (clock)", "regime", "engine", "faster than the LSU", quoted, "uncertainty"]
-    text = tabulate(rows, headers=headers, disable_numparse=True, maxcolwidths=[None] * 5 + [72])
+    text = tabulate(rows, headers=headers, disable_numparse=True, maxcolwidths=[None] * 3 + [30, None, 40])
     note = (
-        "Matched work: same tile, threads and bytes in flight on both sides of a row. Sizes between two "
-        f"points are interpolated; times within {TIE:.0%} are a tie. Often quoted: where the TMA is said to "
-        "overtake thread loads; no public measurement confirms it."
+        "Matched work: same tile, threads and bytes in flight on both sides of a row, but for 'each at its "
+        f"best'. Sizes\nbetween two points are interpolated; times within {TIE:.0%} are a tie. Often quoted: "
+        "where the TMA is said to overtake\nthread loads; no public measurement confirms it."
     )
     return "\n".join(line for line in (text, note, shift_table(log), _lines(log)) if line)
 
@@ -107,7 +107,7 @@ def beside_quoted(result: Crossover) -> str:
     if result.size_bytes is None or result.tie:
         return "not seen here"
     if result.outcome is Outcome.OVERTAKEN:
-        return "the other way round"
+        return "other way round"
     if result.size_bytes < low:
         return "earlier here"
     return "agrees" if result.size_bytes <= high else "later here"
@@ -121,7 +121,8 @@ def uncertainty(
     if result.size_bytes is None:
         return ""
     if result.tie:
-        return f"no change of leader: there the lead is {TIE:.0%}"
+        here = "ends" if result.outcome is Outcome.CROSSES else "begins"
+        return f"no crossing: tie ({TIE:.0%}) {here} there"
     if records[0].modelled:
         return _modelled(log, records[0], challenger.name)
     spread = sample_uncertainty(base, challenger)
@@ -143,7 +144,7 @@ def _modelled(log: RunLog, record: Record, challenger: str) -> str:
     lost = "" if len(found) == len(ends) else ", or none"
     span = f"{format_bytes(min(found))} to {format_bytes(max(found))}" if found else "none"
     count = len(row["shifts"])
-    return f"{span}{lost}: {count} parameter{'s' if count > 1 else ''} by 20 % each, below"
+    return f"{span}{lost} ({count} parameter{'s' if count > 1 else ''})"
 
 
 def sensitivity_row(log: RunLog, record: Record, challenger: str) -> dict[str, Any] | None:
@@ -172,7 +173,9 @@ def shift_table(log: RunLog) -> str:
     if not rows:
         return ""
     headers = ["device", "regime", "engine", "crossover", "parameter", "at -20 %", "at +20 %"]
-    title = "Modelled crossovers follow from these parameters; each was varied and the kernels ran again"
+    title = (
+        "Uncertainty of modelled crossovers: each of these parameters was varied and the kernels ran again"
+    )
     return f"\n{title}\n" + tabulate(rows, headers=headers, disable_numparse=True)
 
 

@@ -14,10 +14,11 @@ from smfree.model.overlap import CLOSE, Halves, enough_stages
 
 DEFINITIONS = """\
 ratio    computation to copy of a tile: asked for with two stages, and as it came with these; FMAs per element
-serial   copies alone + tiles x computation of a tile: nothing overlaps
-ideal    the longer of: copies alone + computation of a tile, copy of one tile + tiles x computation of a tile
+serial   copies alone + compute per tile: nothing overlaps
+ideal    the longer of: copies alone + the last computation / tiles, compute per tile + the first copy / tiles
 overlap  (serial - both) / (serial - ideal): 0% nothing, 100% all that can
-alone    the same kernel with the other half left out, in the same run"""
+alone    the same kernel with the other half left out, in the same run
+regs     registers per thread; CTAs fit: on an SM"""
 
 
 def ratio_text(ratio: float) -> str:
@@ -61,7 +62,7 @@ def pipeline_tables(head: str, records: Sequence[Record]) -> list[tuple[str, str
     first = ordered[0][1][0]
     text += (
         f"\nSM cycles per tile and CTA ({first.clock_source}), launch included; {first.config['grid']} CTAs, "
-        f"{first.config['tiles_per_cta']} tiles each; L2 {first.cache.value}\n{DEFINITIONS}"
+        f"{first.config['tiles_per_cta']} tiles each;\nL2 {first.cache.value}\n{DEFINITIONS}"
     )
     return [(f"Pipelines, copy and computation overlapped: {head}", text)]
 
@@ -119,7 +120,7 @@ def stage_answers(records: Sequence[Record]) -> str:
     headers = ["device (clock)", "pipeline", "tile", "compute:\ncopy", "copy hidden with"]
     headers += ["enough stages", "faster than with\nthe fewest"]
     note = (
-        f"Hidden: within {CLOSE:.0%} of the computation alone with the copy of one tile. Enough: within "
+        f"Hidden: within {CLOSE:.0%} of the computation alone with the copy of one tile. Enough: within\n"
         f"{CLOSE:.0%} of the fastest of those that were run."
     )
     return tabulate(rows, headers=headers, disable_numparse=True) + "\n" + note

@@ -169,7 +169,7 @@ def _throughput(records: Sequence[Record]) -> str:
         else "peak unknown"
     )
     text += (
-        f"\nGB/s read plus written ({first.clock_source}), GB = 1e9 bytes, and {peak}; {same}; copies "
+        f"\nGB/s read plus written ({first.clock_source}), GB = 1e9 bytes, and {peak};\n{same}; copies "
         f"of {format_bytes(first.traffic.payload_bytes)}; L2 {first.cache.value}"
     )
     return text + legend(records)
@@ -257,8 +257,7 @@ def cost_table(head: str, records: Sequence[Record]) -> list[tuple[str, str]]:
     text = tabulate(rows, headers=headers, disable_numparse=True)
     text += (
         "\nwarp instructions; PTX counted while running, SASS of the loops that move the tile, from the "
-        "cubin; exact, no "
-        "clock involved"
+        "cubin;\nexact, no clock involved"
     )
     for engine, path in {r.key["engine"]: r.config.get("path") for r in seen.values()}.items():
         text += f"\n{engine}: {path}" if path else ""
@@ -280,11 +279,9 @@ def _number(value: Any, form: str) -> str:
 def closing(log: RunLog) -> str:
     """Points, skips with their reasons, seconds by kind, files."""
     lines = list(log.devices.values())
-    loads = sum(record.key.get("leg") == "load" for record in log.records)
-    how = f"bitwise, {loads} load legs by the tile that their chain ends at" if loads else "bitwise"
-    control = sum(record.question is Question.CONTROL for record in log.records)
-    how += f", {control} control operations by what test_wait answers" if control else ""
-    verified = f", every one verified before it was timed: {how}" if log.records else " were timed"
+    verified = (
+        f", every one verified before it was timed: {_how(log.records)}" if log.records else " were timed"
+    )
     lines.append(f"{len(log.records)} points{verified}")
     modelled = sum(record.modelled for record in log.records)
     if modelled:
@@ -307,6 +304,16 @@ def closing(log: RunLog) -> str:
             "results were not kept: use --benchmark-json=PATH, or --benchmark-autosave to track regressions"
         )
     return "\n".join(lines)
+
+
+def _how(records: Sequence[Record]) -> str:
+    """By what the points were verified."""
+    loads = sum(record.key.get("leg") == "load" for record in records)
+    control = sum(record.question is Question.CONTROL for record in records)
+    parts = ["bitwise"] if loads + control < len(records) else []
+    parts += [f"{loads} load legs by the tile that their chain ends at"] if loads else []
+    parts += [f"{control} control operations by what test_wait answers"] if control else []
+    return ", ".join(parts)
 
 
 def _reasons(log: RunLog) -> dict[str, int]:

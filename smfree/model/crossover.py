@@ -74,7 +74,7 @@ class Crossover:
                 extra = f" (a tie {'below' if crosses else 'above'})"
             return f"{'from' if crosses else 'only below'} {format_bytes(self.size_bytes)}{extra}"
         low, high = (format_bytes(size) for size in self.range_bytes)
-        return f"none in this range ({low} to {high}): {self.challenger} {self.outcome.value}"
+        return f"{self.outcome.value} ({low} to {high})"
 
 
 def format_bytes(size: float) -> str:

@@ -45,5 +45,7 @@ def test_devices_stand_side_by_side_each_with_its_clock() -> None:
 def test_the_summary_has_it_once_and_says_how_it_was_verified() -> None:
     sections = dict(summary(RunLog(records=list(ROWS))))
     assert "What control costs: barriers and flags" in sections
-    assert "5 control operations by what test_wait answers" in sections["smfree run"]
+    assert "timed: 5 control operations by what test_wait answers" in sections["smfree run"]
+    mixed = dict(summary(RunLog(records=[*ROWS, record()])))["smfree run"]
+    assert "timed: bitwise, 5 control operations by what test_wait answers" in mixed
     assert control_table([record()]) == ""

@@ -39,11 +39,12 @@ def test_power_laws_cross_exactly() -> None:
 def test_no_crossing_is_an_answer_in_words() -> None:
     never = crossover(line("lsu", 100, 8), line("tma", 300, 8))
     assert never.outcome is Outcome.NEVER_FASTER
-    assert never.text() == "none in this range (128 B to 64 KiB): tma never faster"
+    assert never.text() == "never faster (128 B to 64 KiB)"
     always = crossover(line("lsu", 100, 8), line("tma", 50, 16))
     assert always.outcome is Outcome.ALWAYS_FASTER
     assert always.size_bytes is None
-    assert crossover(line("lsu", 100, 8), line("tma", 100, 8)).outcome is Outcome.TIE
+    assert always.text() == "never slower (128 B to 64 KiB)"
+    assert crossover(line("lsu", 100, 8), line("tma", 100, 8)).text() == "tie (128 B to 64 KiB)"
 
 
 def test_only_the_last_lead_counts_but_all_crossings_are_kept() -> None:
