@@ -15,6 +15,8 @@ from kernels.tma.bulk import BulkConfig
 from kernels.tma.tensor2d import Tensor2dConfig
 from kernels.tma.tensor2d_triton import TritonTensorConfig
 from smfree.cuda import Device, DeviceArray, Swizzle
+from tests.kernels import pairwise
+from tests.kernels.tma_kit import SCHEDULES, opened
 
 TILE = 2048
 LENGTHS = (1, 15, 16, 17, 127, 128, TILE - 1, TILE, TILE + 1, 3 * TILE + 133)
@@ -131,10 +133,36 @@ def test_copies_queue_on_the_given_stream(name: str, device: Device) -> None:
     np.testing.assert_array_equal(third.numpy(), data)
 
 
-@pytest.mark.parametrize("schedule", ["min-pc", "producer-ahead", "async-earliest", "async-latest", "random"])
-@pytest.mark.parametrize("name", list(ENGINES))
-def test_every_schedule_of_the_emulated_gpu_gives_the_same_bytes(name: str, schedule: str) -> None:
-    for seed in range(3 if schedule == "random" else 1):
-        with Device.open("emu:h100", schedule=schedule, seed=seed) as device:
-            config = CONFIGS[name][-1]
-            check_copy(ENGINES[name], device, config, 135 * TILE + 1001, seed)
+# ---- every engine under every schedule, with every number of stages, on every emulated GPU that has it ----
+
+EVERY, WITH_TMA, WIDE = ["emu:a100", "emu:h100", "emu:b200"], ["emu:h100", "emu:b200"], ["emu:b200"]
+SWEPT: list[tuple[str, list[str], list[Any]]] = [
+    ("lsu", EVERY, CONFIGS["lsu"]),
+    ("lsu", WIDE, [LsuCopyConfig(TILE, 64, 32, unroll) for unroll in (1, 2)]),
+    ("cp.async", EVERY, [AsyncCopyConfig(TILE, stages, 64) for stages in range(1, 9)]),
+    ("tma.bulk", WITH_TMA, [BulkConfig(TILE, stages) for stages in range(1, 9)]),
+    ("tma.tensor", WITH_TMA, [Tensor2dConfig(TILE, stages) for stages in range(1, 9)]),
+    ("triton.pointer", EVERY, CONFIGS["triton.pointer"]),
+    ("triton.descriptor", WITH_TMA, CONFIGS["triton.descriptor"]),
+]
+SIZES = (0, 1, TILE - 1, TILE, TILE + 1, 5 * TILE + 77, 151 * TILE + 1001)  # the last: more tiles than SMs
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "engine_row" in metafunc.fixturenames:
+        found, ids = [], []
+        for name, specs, configs in SWEPT:
+            sizes = [
+                n for n in SIZES if name != "triton.descriptor" or n == 0 or n >= 128
+            ]  # test_refusals.py
+            axes = {"spec": specs, "schedule": SCHEDULES, "config": range(len(configs)), "size": sizes}
+            for row in pairwise.rows(axes, metafunc.config):
+                found.append((name, configs[row["config"]], row))
+                ids.append(f"{name}{len(ids)}-" + "-".join(map(str, row.values())))
+        metafunc.parametrize("engine_row", found, ids=ids)
+
+
+def test_every_combination(engine_row: tuple[str, Any, pairwise.Row]) -> None:
+    name, config, row = engine_row
+    with opened(row) as device:
+        check_copy(ENGINES[name], device, config, row["size"], seed=row["size"])
