@@ -95,9 +95,9 @@ class BarrierTable:
         name: Callable[[int], str] | None = None,
     ) -> None:
         self.slots, self.pitch, self.memory, self.report = slots, pitch, memory, report
-        self._name = name or (lambda key: f"CTA slot {key * 8 // pitch}")
+        self.name = name or (lambda key: f"CTA slot {key * 8 // pitch}")
         if memory is not None:
-            memory.barrier_at = lambda addr: f"a live mbarrier ({self._name(addr >> 3)})"
+            memory.barrier_at = lambda addr: f"a live mbarrier ({self.name(addr >> 3)})"
         self._rows = sparse_zeros(slots * pitch // 8, COLUMNS)
         self._flat = self._rows.reshape(-1)
         self._times = self._rows.view(np.float64)
@@ -255,7 +255,7 @@ class BarrierTable:
 
     def place(self, key: int) -> str:
         """'mbarrier at shared+0x40 (full[1] of CTA 3)'."""
-        return f"mbarrier at shared+0x{key * 8 % self.pitch:x} ({self._name(key)})"
+        return f"mbarrier at shared+0x{key * 8 % self.pitch:x} ({self.name(key)})"
 
     def _fault(
         self, rule: str, what: str, remedy: str, key: int, index: int, *, severity: Severity = Severity.ERROR

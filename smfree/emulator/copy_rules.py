@@ -228,9 +228,10 @@ class CopyRules(CopyTracker):
             index = i if which is None else int(which[i])
             where = self.shared.place(start + at)
             if cells[at] == AWAITS_COPY:
+                cure = self._cure_at(start + at, "wait for that first")
                 raise CopyFault(
                     f"{what} reads {where}, the destination of {self._copy_at(start + at, True)}, which is "
-                    "not complete; wait for that first",
+                    f"not complete; {cure}",
                     rule="copy.destination_read",
                     index=index,
                 )

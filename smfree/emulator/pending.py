@@ -90,6 +90,9 @@ class PendingCopies:
         self.published = np.zeros(n, bool)
         self.open = n
         self._engine, self._mover = engine, mover
+        if key is not None:
+            self._phase = engine.barriers.phase(key)  # at issue
+            self._late = np.zeros(n, bool)  # that phase had completed when the bytes landed
         self._claims: list[Claim] = []
 
     def __len__(self) -> int:
@@ -113,6 +116,21 @@ class PendingCopies:
         )
         return f"the {self.kind.value} of {int(self.nbytes[i])} bytes {where} ({by})"
 
+    def left_out(self, i: int) -> str | None:
+        """That the barrier has completed the phase in which the copy was issued without its bytes, if so."""
+        if self.key is None or not (self._late[i] if self.done[i] else self._overtaken(np.array([i]))[0]):
+            return None
+        name = self._engine.barriers.name(int(self.key[i]))
+        return (
+            f"phase {int(self._phase[i])} of {name}, in which it was issued, has completed without its "
+            "bytes: fewer were announced than the copies bring; expect_tx the bytes of all of them"
+        )
+
+    def _overtaken(self, which: np.ndarray) -> np.ndarray:
+        """bool[n]: has the barrier completed the phase in which these were issued?"""
+        assert self.key is not None
+        return self._engine.barriers.phase(self.key[which]) > self._phase[which]
+
     def read_sources(self, which: np.ndarray) -> None:
         """The sources are read NOW and may be overwritten from here on (``wait_group.read``)."""
         which = which[~self.read[which]]
@@ -135,6 +153,8 @@ class PendingCopies:
         unread = which[~self.read[which]]
         self.read[which] = True
         self.done[which] = True
+        if self.key is not None:
+            self._late[which] = self._overtaken(which)
         if len(unread):
             self._engine._sources_read(self, unread)
         if publish or not self.kind.to_shared:
@@ -170,7 +190,7 @@ class CopyTracker:
         self.name_issuer, self.flag_outside = name_issuer, flag_outside
         self._live: list[PendingCopies] = []
         self._maps: dict[bytes, TensorMap] = {}
-        shared.copy_at = self._copy_at
+        shared.copy_at, shared.cure_at = self._copy_at, self._cure_at
 
     def _claim(
         self, batch: PendingCopies, addr: np.ndarray, nbytes: np.ndarray | int, *, writes: bool
@@ -283,6 +303,12 @@ class CopyTracker:
         for batch, i in self._copies_at(addr, 1, writing):
             return batch.describe(i)
         return "an asynchronous copy"
+
+    def _cure_at(self, addr: int, usual: str) -> str:
+        """What to do about the copy in flight that writes the shared byte at ``addr``."""
+        for batch, i in self._copies_at(addr, 1, True):
+            return batch.left_out(i) or usual
+        return usual
 
     def pending(self) -> list[PendingCopies]:
         """Batches with elements not complete (or landed but unpublished), oldest first."""

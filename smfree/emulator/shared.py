@@ -38,7 +38,8 @@ class SharedMemory(ByteSpace):
 
     Only ``limit`` bytes of each slot belong to its CTA. One guard byte per 16 bytes answers every check at
     once: zero means inside, written, no barrier, no copy in flight. ``copy_at(addr, writing)`` names the
-    copy in flight at an address, for reports, ``barrier_at(addr)`` the mbarrier.
+    copy in flight at an address, for reports, ``barrier_at(addr)`` the mbarrier,
+    ``cure_at(addr, usual)`` what to do about a copy in flight that writes there.
     """
 
     name = "shared memory"
@@ -60,6 +61,7 @@ class SharedMemory(ByteSpace):
         self._guard2 = self._guard.view(np.uint16)
         self._source_uses = np.zeros(self.nbytes >> 4, np.uint16)
         self.copy_at: Callable[[int, bool], str] = lambda addr, writing: "an asynchronous copy"
+        self.cure_at: Callable[[int, str], str] = lambda addr, usual: usual
         self.barrier_at: Callable[[int], str] = lambda addr: "a live mbarrier"
         self.name_slot: Callable[[int], str] = lambda slot: f"CTA slot {slot}"
         self._guard[: self.nbytes >> 4].reshape(slots, -1)[:, : limit >> 4] = _NEW
@@ -320,12 +322,14 @@ class SharedMemory(ByteSpace):
             )
         writes = copy or what == "store"
         verb = "overwrites" if writes else "reads"
+        cure = (
+            "wait for it (mbarrier wait, or wait_group / wait_all by the thread that issued it and a barrier "
+            "for the others)"
+        )
         raise CopyFault(
             f"{what} of {size} bytes at {self.place(where)} {verb} the destination of "
             f"{self.copy_at(where, True)}, "
-            "which is not complete; wait for it (mbarrier wait, or wait_group / wait_all by the thread "
-            "that issued "
-            "it and a barrier for the others)",
+            f"which is not complete; {self.cure_at(where, cure)}",
             rule="copy.overlap" if copy else "copy.destination_" + ("overwritten" if writes else "read"),
             index=index,
         )

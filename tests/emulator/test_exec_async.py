@@ -327,6 +327,27 @@ def test_a_bulk_copy_that_starts_past_shared_memory_is_named() -> None:
     go(f"{_INIT}{body}[%r22+3840], [%rd1], 256, [%r20];\n{_WAIT}", "min-pc")
 
 
+@pytest.mark.parametrize("schedule", ["timed", "min-pc", "async-latest"])
+@pytest.mark.parametrize("use", ["read", "store", "refill"])
+def test_a_wait_that_fewer_bytes_than_were_copied_let_through(use: str, schedule: str) -> None:
+    """Two tiles, one of them announced: the wait for both succeeds when one is there."""
+    copies = "".join(f"@%p1 {_BULK} [%r22+{at}], [%rd1+{at}], 128, [%r20];\n" for at in (0, 128))
+    loads = "@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20], {};\n.loc 1 41 0\n" + copies
+    store = _STORE + "@%p1 cp.async.bulk.wait_group 0;\n"
+    after = {"read": _OUT, "store": store, "refill": ".loc 1 45 0\n" + copies}[use]
+    with report(
+        "which is not complete; phase 0 of full of CTA 0, in which it was issued, has completed without its "
+        "bytes: fewer were announced than the copies bring",
+        "issued by CTA 0 thread 0 at case.cu:41",
+        kind=CopyFault,
+    ):
+        go(_INIT + loads.format(128) + _WAIT + after, schedule)
+    with report("which is not complete; wait for", kind=CopyFault):
+        go(_INIT + loads.format(256) + after, schedule)
+    if use != "refill":
+        go(_INIT + loads.format(256) + _WAIT + after, schedule)
+
+
 @every_schedule
 def test_a_bulk_load_on_a_barrier_that_was_never_initialised(schedule: str) -> None:
     body = (
