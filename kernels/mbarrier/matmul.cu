@@ -7,16 +7,17 @@
 // In flight  NUM_STAGES x 16384 bytes per CTA.
 // Needs      sm_90. Tensor maps of box {64, 64} with the 128-byte swizzle; k a multiple of 8, so that rows
 //            start at multiples of 16 bytes.
-// Barriers   full[s]: 1 arrival (the producer, with expect_tx of both blocks) and those bytes. empty[s]:
-//            CONSUMER_WARPS arrivals (lane 0 of each, when its warp has read the stage). Both complete once
-//            per use of stage s. Consumers await full[s] at parity phase, the producer empty[s] at phase ^ 1:
-//            on a fresh barrier that wait passes at once, because a stage is free before its first use. The
-//            ring runs on from tile to tile: the next tile is loaded while this one is stored.
+// Barriers   full[s]: FULL_ARRIVALS = 1 (the producer, with expect_tx of both blocks) and FULL_TX_BYTES.
+//            empty[s]: EMPTY_ARRIVALS (lane 0 of each consumer warp, which has read the stage). Both complete
+//            once per use of stage s. Consumers await full[s] at parity phase, the producer empty[s] at phase
+//            ^ 1: on a fresh barrier that wait passes at once, because a stage is free before its first use.
+//            The ring runs on from tile to tile: the next tile is loaded while this one is stored.
 // Proxies    async write -> generic read: the wait on full[s]. Generic read -> async overwrite: every
 //            reader's proxy fence, then empty[s].
 // Shared     dynamic: stage s at s x 16384, A's block first; each block starts a period of the swizzle (1024
 //            bytes). Static: full[], empty[], padded to 1024 bytes.
-// Compile    nvcc -arch=sm_90a -cubin -I../include -DNUM_STAGES=4 matmul.cu
+// Compile    nvcc -arch=sm_90a -cubin -I../include -DNUM_STAGES=4 -DFULL_ARRIVALS=1
+//            -DFULL_TX_BYTES=16384 -DEMPTY_ARRIVALS=4 matmul.cu
 // Launch     any grid (CTAs stride over the tiles of C), THREADS threads, NUM_STAGES x 16384 of dynamic
 //            shared memory.
 #include "ptx.cuh"
@@ -27,6 +28,9 @@ constexpr u32 BLOCK_BYTES = BLOCK * ROW_BYTES;
 constexpr u32 STAGE_BYTES = 2 * BLOCK_BYTES;
 constexpr u32 CONSUMER_WARPS = 4;  // 2 x 2, each computes 32 x 32 of the tile
 constexpr u32 THREADS = 32 * (CONSUMER_WARPS + 1);
+
+static_assert(FULL_TX_BYTES == STAGE_BYTES, "a block of A and one of B");
+static_assert(EMPTY_ARRIVALS == CONSUMER_WARPS, "each consumer warp arrives once");
 
 extern __shared__ __align__(1024) u8 stages[];
 __shared__ u64 full[NUM_STAGES], empty[NUM_STAGES];
@@ -58,7 +62,7 @@ __device__ __forceinline__ void produce(const TensorMap& a, const TensorMap& b, 
 #pragma unroll 1
     for (u32 block = 0; block < blocks_k; ++block, ring.next()) {
       wait_parity(empty_at(ring.s), ring.phase ^ 1);
-      mbarrier_arrive_expect_tx(full_at(ring.s), STAGE_BYTES);
+      mbarrier_arrive_expect_tx(full_at(ring.s), FULL_TX_BYTES);
       cp_async_bulk_tensor_2d_shared_global(stage_at(ring.s), &a, block * BLOCK, row, full_at(ring.s));
       cp_async_bulk_tensor_2d_shared_global(stage_at(ring.s) + BLOCK_BYTES, &b, block * BLOCK, column,
                                             full_at(ring.s));
@@ -112,8 +116,8 @@ mbarrier_matmul(const __grid_constant__ TensorMap a_map, const __grid_constant__
 
   if (threadIdx.x == 0) {
     for (u32 s = 0; s < NUM_STAGES; ++s) {
-      mbarrier_init(full_at(s), 1);
-      mbarrier_init(empty_at(s), CONSUMER_WARPS);
+      mbarrier_init(full_at(s), FULL_ARRIVALS);
+      mbarrier_init(empty_at(s), EMPTY_ARRIVALS);
     }
     fence_mbarrier_init();  // the TMA counts bytes on full[] at cluster scope: it must find them initialised
   }

@@ -22,6 +22,7 @@ from kernels.common import (
     plain_integers,
     tma_unavailable,
 )
+from kernels.staged import BarrierPlan
 from smfree.cuda import CudaSource, DeviceArray, Stream, Swizzle, TensorMap
 from smfree.cuda.tensormap import DataType
 
@@ -52,29 +53,24 @@ class MatmulConfig:
         return 32 * (CONSUMER_WARPS + 1)
 
     @property
-    def full_arrivals(self) -> int:
-        """Arrivals that complete a phase of ``full[s]``: the producer's."""
-        return 1
-
-    @property
-    def empty_arrivals(self) -> int:
-        """Arrivals that complete a phase of ``empty[s]``: one per consumer warp."""
-        return CONSUMER_WARPS
-
-    @property
-    def expect_tx_bytes(self) -> int:
-        """Bytes that complete a phase of ``full[s]``: both blocks; elements that are filled count."""
-        return 2 * BLOCK_BYTES
+    def barriers(self) -> tuple[BarrierPlan, ...]:
+        """``full[s]``: the producer arrives, both blocks complete on it; elements that are filled count.
+        ``empty[s]``: each consumer warp arrives."""
+        full = BarrierPlan("full", {"producer": 1}, {"block of A": BLOCK_BYTES, "block of B": BLOCK_BYTES})
+        return full, BarrierPlan("empty", {"consumer warps": CONSUMER_WARPS})
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory per CTA: the stages. The barriers are static."""
-        return self.num_stages * self.expect_tx_bytes
+        return self.num_stages * 2 * BLOCK_BYTES
 
     @property
     def source(self) -> CudaSource:
         """What NVRTC gets."""
-        return CudaSource(KERNELS / "mbarrier" / "matmul.cu", {"NUM_STAGES": self.num_stages})
+        defines = {"NUM_STAGES": self.num_stages}
+        for plan in self.barriers:
+            defines |= plan.defines
+        return CudaSource(KERNELS / "mbarrier" / "matmul.cu", defines)
 
 
 def matmul(
