@@ -50,12 +50,12 @@ def test_the_readme_has_examples_of_every_kind() -> None:
     assert any("deadlock:" in (output or "") for _, output in EXAMPLES)
 
 
-def test_the_excerpt_is_what_the_benchmark_prints() -> None:
-    """The row of the smallest tile, hot: cycles of each engine. The compiler's version moves them a bit."""
-    command = "-m pytest bench/bench_latency.py --device emu:h100 --jobs 1 -k"
+def printed_by(files: str, chosen: str) -> str:
+    """What these benchmarks print on the emulated H100, of the points that the -k expression chooses."""
+    command = f"-m pytest {files} --device emu:h100 --jobs 1 -k".split()
     alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     done = subprocess.run(
-        [sys.executable, *command.split(), "128B and L2"],
+        [sys.executable, *command, chosen],
         cwd=ROOT,
         env=alone,  # pytest-benchmark times nothing inside a worker
         capture_output=True,
@@ -63,10 +63,16 @@ def test_the_excerpt_is_what_the_benchmark_prints() -> None:
         timeout=300,
         check=True,
     )
+    return done.stdout
+
+
+def test_the_excerpt_is_what_the_benchmark_prints() -> None:
+    """The row of the smallest tile, hot: cycles of each engine. The compiler's version moves them a bit."""
+    printed_text = printed_by("bench/bench_latency.py", "128B and L2")
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     shown, printed = (
         next(line.split()[2:] for line in text.splitlines() if line.startswith(" 128 B "))
-        for text in (page, done.stdout)
+        for text in (page, printed_text)
     )
     assert len(printed) == 4
     assert [int(word) for word in shown[:4]] == pytest.approx([int(word) for word in printed], rel=0.05)
@@ -74,16 +80,8 @@ def test_the_excerpt_is_what_the_benchmark_prints() -> None:
 
 def test_the_pipelines_page_shows_what_the_benchmarks_print() -> None:
     """Cycles of control operations and of the ring with four stages, as the table has them."""
-    command = "-m pytest bench/bench_control.py bench/bench_pipeline.py --device emu:h100 --jobs 1 -k"
-    alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    done = subprocess.run(
-        [sys.executable, *command.split(), "bench_control or (ring-4KiB-4stage)"],
-        cwd=ROOT,
-        env=alone,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
+    printed_text = printed_by(
+        "bench/bench_control.py bench/bench_pipeline.py", "bench_control or (ring-4KiB-4stage)"
     )
     page = (ROOT / "docs" / "mbarrier.md").read_text(encoding="utf-8")
 
@@ -95,24 +93,14 @@ def test_the_pipelines_page_shows_what_the_benchmarks_print() -> None:
         lines = {one: re.findall(rf"^{re.escape(one)}  +(.*)$", text, re.MULTILINE) for one in Operation}
         return {one.value: int(found[0].split()[-2]) for one, found in lines.items() if found}
 
-    assert ring(done.stdout) == pytest.approx(ring(page), rel=0.1)
-    assert len(control(done.stdout)) == len(Operation) - 1
-    assert control(page) == pytest.approx(control(done.stdout), rel=0.1, abs=2)
+    assert ring(printed_text) == pytest.approx(ring(page), rel=0.1)
+    assert len(control(printed_text)) == len(Operation) - 1
+    assert control(page) == pytest.approx(control(printed_text), rel=0.1, abs=2)
 
 
 def test_the_tma_page_shows_what_clusters_print() -> None:
     """Cycles of each path and of the multicast; bytes through registers and L2 bytes exactly."""
-    command = "-m pytest bench/bench_cluster.py --device emu:h100 --jobs 1 -k"
-    alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    done = subprocess.run(
-        [sys.executable, *command.split(), "dsmem or 2ctas-4perSM"],
-        cwd=ROOT,
-        env=alone,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+    printed_text = printed_by("bench/bench_cluster.py", "dsmem or 2ctas-4perSM")
     page = (ROOT / "docs" / "tma.md").read_text(encoding="utf-8")
 
     def rings(text: str) -> dict[tuple[str, str], list[float]]:
@@ -125,12 +113,12 @@ def test_the_tma_page_shows_what_clusters_print() -> None:
         found = re.findall(r"^(bulk|tensor) +4 KiB +2 +4 +(.*)$", text, re.MULTILINE)
         return {form: [float(word) for word in words.split()] for form, words in found}
 
-    shown, printed = rings(page), rings(done.stdout)
+    shown, printed = rings(page), rings(printed_text)
     assert len(printed) == 9 and shown.keys() == printed.keys()
     for place, row in printed.items():
         assert shown[place] == pytest.approx(row, rel=0.1, abs=0.1)
     assert [row[2] for row in shown.values()] == [row[2] for row in printed.values()]
-    shown_casts, printed_casts = casts(page), casts(done.stdout)
+    shown_casts, printed_casts = casts(page), casts(printed_text)
     assert set(printed_casts) == {"bulk", "tensor"}
     for form, numbers in printed_casts.items():
         assert shown_casts[form][:2] == numbers[:2] == [1.0, 0.5]

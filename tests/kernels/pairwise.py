@@ -21,6 +21,18 @@ from smfree.measure.options import device_specs
 
 Row = dict[str, Any]
 
+SCHEDULES = (
+    ("timed", 0),
+    ("min-pc", 0),
+    ("producer-ahead", 0),
+    ("async-earliest", 0),
+    ("async-latest", 0),
+    ("random", 1),
+    ("random", 2),
+    ("random", 3),
+)
+"""Schedules and seeds under which every kernel must be right."""
+
 
 def rows(axes: Mapping[str, Sequence[Any]], config: pytest.Config) -> list[Row]:
     """The rows to run: a value for every axis. ``spec`` and ``schedule`` are those of emulated devices."""
@@ -28,6 +40,12 @@ def rows(axes: Mapping[str, Sequence[Any]], config: pytest.Config) -> list[Row]:
     if gpus and "spec" in axes:
         axes = {**axes, "spec": on_gpus(gpus, axes["spec"]), "schedule": [("timed", 0)]}
     return full_rows(axes) if config.getoption("--full-product") else pair_rows(axes)
+
+
+def opened(row: Row) -> Device:
+    """The device of a row, under its schedule."""
+    schedule, seed = row["schedule"]
+    return Device.open(row["spec"], schedule=schedule, seed=seed)
 
 
 def on_gpus(gpus: Sequence[str], emulated: Sequence[str]) -> list[str]:

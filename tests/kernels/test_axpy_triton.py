@@ -12,7 +12,8 @@ from kernels.common import ConfigError, OperandError
 from kernels.mbarrier.axpy_triton import TritonAxpyConfig, axpy
 from smfree.cuda import Device, ModuleImage, compile_triton
 from tests.kernels import pairwise
-from tests.kernels.test_pipelines import ALPHA, SCHEDULES, TILE, Run, expected, operands
+from tests.kernels.pairwise import SCHEDULES
+from tests.kernels.test_pipelines import ALPHA, TILE, Run, expected, operands
 
 AXES = {
     "spec": ("emu:a100", "emu:h100", "emu:b200"),
@@ -52,7 +53,7 @@ def test_twins_are_bitwise_right(row: dict[str, Any]) -> None:
     config = TritonAxpyConfig(
         4 * TILE, row["stages"], 64, row["work"], descriptors=row["descriptors"], max_ctas=2
     )
-    with Device.open(row["spec"], schedule=row["schedule"][0], seed=row["schedule"][1]) as device:
+    with pairwise.opened(row) as device:
         run(device, config, elements_of(row["size"], row["stages"]), seed=row["stages"])
 
 

@@ -14,7 +14,8 @@ from kernels.mbarrier.pipeline import Part
 from smfree.cuda import Device
 from tests.kernels import pairwise
 from tests.kernels.mutant_kit import mutated, reported
-from tests.kernels.test_pipelines import SCHEDULES, SIZES, operands
+from tests.kernels.pairwise import SCHEDULES
+from tests.kernels.test_pipelines import SIZES, operands
 
 TILE = 256  # elements
 SPARE = np.float32(7.5)
@@ -79,7 +80,7 @@ def test_rows_are_bitwise_right(row: dict[str, Any]) -> None:
         multicast=row["multicast"],
         max_ctas=2 * row["cluster_size"],
     )
-    with Device.open(row["spec"], schedule=row["schedule"][0], seed=row["schedule"][1]) as device:
+    with pairwise.opened(row) as device:
         run(device, config, 2 * row["cluster_size"], elements_of(row["size"], row["stages"]), row["stages"])
 
 

@@ -16,7 +16,7 @@ from kernels.tma.tensor2d import Tensor2dConfig
 from kernels.tma.tensor2d_triton import TritonTensorConfig
 from smfree.cuda import Device, DeviceArray, Swizzle
 from tests.kernels import pairwise
-from tests.kernels.tma_kit import SCHEDULES, opened
+from tests.kernels.pairwise import SCHEDULES, opened
 
 TILE = 2048
 LENGTHS = (1, 15, 16, 17, 127, 128, TILE - 1, TILE, TILE + 1, 3 * TILE + 133)

@@ -18,18 +18,9 @@ from kernels.common import ConfigError, OperandError
 from kernels.mbarrier.faults import Ending, Fault, FaultConfig, scale
 from kernels.mbarrier.faults_cluster import ClusterFault, ClusterFaultConfig
 from smfree.cuda import Device, KernelFaultError
+from tests.kernels.pairwise import SCHEDULES
 
 TILES = 7  # of two stages: three wraps of the ring and half a round
-SCHEDULES = [
-    ("timed", 0),
-    ("min-pc", 0),
-    ("producer-ahead", 0),
-    ("async-earliest", 0),
-    ("async-latest", 0),
-    ("random", 1),
-    ("random", 2),
-    ("random", 3),
-]
 PASSES = ("passes: the run ends with the right result",)
 
 

@@ -9,7 +9,8 @@ from kernels.mbarrier.faults import Ending
 from kernels.mbarrier.faults_cluster import ClusterFault, ClusterFaultConfig, scale
 from kernels.watchdog import WatchedDevice, new_log, read_log
 from smfree.cuda import Device, KernelFaultError
-from tests.kernels.test_deadlocks import PASSES, SCHEDULES, barrier_lines
+from tests.kernels.pairwise import SCHEDULES
+from tests.kernels.test_deadlocks import PASSES, barrier_lines
 
 TILES = 7
 SOURCE = ClusterFaultConfig().source

@@ -18,11 +18,8 @@ from kernels.lsu.pad_async import PadConfig
 from kernels.lsu.transpose import Layout, TransposeConfig
 from smfree.cuda import Device
 from tests.kernels import pairwise
+from tests.kernels.pairwise import SCHEDULES, opened
 
-SCHEDULES = [
-    *((name, 0) for name in ("timed", "min-pc", "producer-ahead", "async-earliest", "async-latest")),
-    *(("random", seed) for seed in (1, 2, 3)),
-]
 SPECS = ["emu:a100", "emu:h100", "emu:b200"]
 CANARY = 0xA5
 CANARY_BYTES = 64
@@ -61,11 +58,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         axes = {"spec": SPECS, "schedule": SCHEDULES, **AXES[family]}
         rows = pairwise.rows(axes, metafunc.config)
         metafunc.parametrize("row", rows, ids=["-".join(map(str, row.values())) for row in rows])
-
-
-def opened(row: pairwise.Row) -> Device:
-    name, seed = row["schedule"]
-    return Device.open(row["spec"], schedule=name, seed=seed)
 
 
 def moved(

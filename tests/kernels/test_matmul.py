@@ -12,7 +12,7 @@ from kernels.mbarrier.matmul import MatmulConfig, from_bfloat16, matmul, to_bflo
 from smfree.cuda import Device
 from tests.kernels import pairwise
 from tests.kernels.mutant_kit import mutated, reported
-from tests.kernels.test_pipelines import SCHEDULES
+from tests.kernels.pairwise import SCHEDULES
 
 AXES = {
     "spec": ("emu:h100", "emu:b200"),
@@ -52,7 +52,7 @@ def product(device: Device, config: Any, a: np.ndarray, b: np.ndarray) -> np.nda
 
 def test_small_integers_are_multiplied_exactly(row: dict[str, Any]) -> None:
     a, b = small_integers(row["m"], row["n"], row["k"])
-    with Device.open(row["spec"], schedule=row["schedule"][0], seed=row["schedule"][1]) as device:
+    with pairwise.opened(row) as device:
         found = product(device, MatmulConfig(row["stages"]), a, b)
     np.testing.assert_array_equal(found, a.astype(np.float64) @ b.astype(np.float64).T)
 

@@ -16,6 +16,7 @@ from kernels.mbarrier.pipeline import Part
 from kernels.mbarrier.registry import PIPELINES, Pipeline
 from smfree.cuda import Device, DeviceArray
 from tests.kernels import pairwise
+from tests.kernels.pairwise import SCHEDULES
 
 TILE = 256  # elements
 CTAS = 2
@@ -23,16 +24,6 @@ MARGIN = 64
 CANARY = np.float32(-123.25)
 ALPHA = 5555 / 4096
 SPECS = ("emu:a100", "emu:h100", "emu:b200")
-SCHEDULES = (
-    ("timed", 0),
-    ("min-pc", 0),
-    ("producer-ahead", 0),
-    ("async-earliest", 0),
-    ("async-latest", 0),
-    ("random", 1),
-    ("random", 2),
-    ("random", 3),
-)
 SIZES = ("0", "1", "tile-1", "tile", "tile+1", "ragged", "wraps")
 HALVES = ((Part.BOTH, 0), (Part.BOTH, 9), (Part.COPY, 9), (Part.COMPUTE, 1))
 """What is compiled in, and FMAs per element."""

@@ -17,7 +17,8 @@ from kernels.mbarrier.registry import PIPELINES
 from kernels.mbarrier.specialised import SpecialisedConfig
 from smfree.cuda import Device, compile_cuda
 from tests.kernels.mutant_kit import mutated, reported
-from tests.kernels.test_pipelines import ALPHA, SCHEDULES, TILE, expected, operands
+from tests.kernels.pairwise import SCHEDULES
+from tests.kernels.test_pipelines import ALPHA, TILE, expected, operands
 
 SPECIALISED = [
     SpecialisedConfig(4096, 2),

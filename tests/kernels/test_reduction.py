@@ -14,7 +14,8 @@ from kernels.mbarrier.reduction import ReductionConfig, sum_in_order, total
 from smfree.cuda import Device
 from tests.kernels import pairwise
 from tests.kernels.mutant_kit import mutated, reported
-from tests.kernels.test_pipelines import SCHEDULES, SIZES
+from tests.kernels.pairwise import SCHEDULES
+from tests.kernels.test_pipelines import SIZES
 
 TILE = 256  # elements
 AXES = {
@@ -55,7 +56,7 @@ def sum_on(device: Device, config: Any, x: np.ndarray) -> tuple[np.float32, int]
 def test_the_sum_has_the_bits_of_the_stated_order(row: dict[str, Any]) -> None:
     config = ReductionConfig(4 * TILE, row["stages"], row["threads"], max_ctas=row["max_ctas"])
     x = values(elements_of(row["size"], row["stages"], row["max_ctas"]), seed=row["stages"])
-    with Device.open(row["spec"], schedule=row["schedule"][0], seed=row["schedule"][1]) as device:
+    with pairwise.opened(row) as device:
         found, grid = sum_on(device, config, x)
         wanted = sum_in_order(x, config=config, grid=grid)
         assert found.tobytes() == wanted.tobytes(), (found, wanted)

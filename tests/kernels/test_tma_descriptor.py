@@ -12,19 +12,8 @@ from kernels.common import ConfigError, OperandError
 from kernels.tma import descriptor
 from kernels.tma.descriptor import DescriptorConfig, Maps
 from smfree.cuda import Device
-from tests.kernels.pairwise import Row
-from tests.kernels.tma_kit import (
-    CTAS,
-    SIZES,
-    extent,
-    faults,
-    filled,
-    mutated,
-    opened,
-    random_array,
-    same_bits,
-    sweep,
-)
+from tests.kernels.pairwise import Row, opened
+from tests.kernels.tma_kit import CTAS, SIZES, extent, faults, filled, mutated, random_array, same_bits, sweep
 
 CONFIG = DescriptorConfig(box_rows=8, box_cols=16, num_stages=2, max_ctas=2)
 SHAPES = [(8, 16), (1, 4), (19, 40), (7, 16), (33, 4), (8, 36), (25, 64)]

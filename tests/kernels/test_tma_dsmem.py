@@ -12,8 +12,8 @@ from kernels.common import ConfigError, OperandError
 from kernels.tma import dsmem
 from kernels.tma.dsmem import DsmemConfig, Path
 from smfree.cuda import Device
-from tests.kernels.pairwise import Row
-from tests.kernels.tma_kit import faults, filled, mutated, opened, random_array, same_bits, sweep
+from tests.kernels.pairwise import Row, opened
+from tests.kernels.tma_kit import faults, filled, mutated, random_array, same_bits, sweep
 
 CONFIG = DsmemConfig(tile_bytes=1024, cluster=4, threads=64)
 every_path = pytest.mark.parametrize("path", list(Path), ids=[path.name for path in Path])

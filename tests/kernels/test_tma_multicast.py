@@ -13,18 +13,8 @@ from kernels.tma import multicast_bulk, multicast_tensor
 from kernels.tma.multicast_bulk import MulticastBulkConfig
 from kernels.tma.multicast_tensor import MulticastTensorConfig
 from smfree.cuda import Device
-from tests.kernels.pairwise import Row
-from tests.kernels.tma_kit import (
-    SIZES,
-    extent,
-    faults,
-    filled,
-    mutated,
-    opened,
-    random_array,
-    same_bits,
-    sweep,
-)
+from tests.kernels.pairwise import Row, opened
+from tests.kernels.tma_kit import SIZES, extent, faults, filled, mutated, random_array, same_bits, sweep
 
 TILE = 1024
 BULK = MulticastBulkConfig(tile_bytes=TILE, cluster=4, num_stages=2, max_ctas=8)

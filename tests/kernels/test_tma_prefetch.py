@@ -14,19 +14,8 @@ from kernels.tma.prefetch import Policy
 from kernels.tma.prefetch_bulk import PrefetchBulkConfig
 from kernels.tma.prefetch_tensor import PrefetchTensorConfig
 from smfree.cuda import Device
-from tests.kernels.pairwise import Row
-from tests.kernels.tma_kit import (
-    CTAS,
-    SIZES,
-    extent,
-    faults,
-    filled,
-    mutated,
-    opened,
-    random_array,
-    same_bits,
-    sweep,
-)
+from tests.kernels.pairwise import Row, opened
+from tests.kernels.tma_kit import CTAS, SIZES, extent, faults, filled, mutated, random_array, same_bits, sweep
 
 TILE = 1024
 BULK = PrefetchBulkConfig(tile_bytes=TILE, num_stages=2, ahead=4)

@@ -12,8 +12,8 @@ from kernels.tma import reduce_bulk, reduce_tensor
 from kernels.tma.reduce_bulk import ReduceBulkConfig
 from kernels.tma.reduce_tensor import ReduceTensorConfig
 from smfree.cuda import Device
-from tests.kernels.pairwise import Row
-from tests.kernels.tma_kit import CTAS, SIZES, extent, faults, mutated, opened, random_array, same_bits, sweep
+from tests.kernels.pairwise import Row, opened
+from tests.kernels.tma_kit import CTAS, SIZES, extent, faults, mutated, random_array, same_bits, sweep
 
 TILE = 1024
 FLOATS = TILE // 4

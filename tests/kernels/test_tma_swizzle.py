@@ -12,19 +12,8 @@ from kernels.common import ConfigError, OperandError
 from kernels.tma import swizzle
 from kernels.tma.swizzle import Output, SwizzleConfig
 from smfree.cuda import Device, Swizzle
-from tests.kernels.pairwise import Row
-from tests.kernels.tma_kit import (
-    CTAS,
-    SIZES,
-    extent,
-    faults,
-    filled,
-    mutated,
-    opened,
-    random_array,
-    same_bits,
-    sweep,
-)
+from tests.kernels.pairwise import Row, opened
+from tests.kernels.tma_kit import CTAS, SIZES, extent, faults, filled, mutated, random_array, same_bits, sweep
 
 #: PTX ISA, "Swizzling Modes": which 16-byte chunk of a 128-byte line lies where, line by line.
 LINES = {

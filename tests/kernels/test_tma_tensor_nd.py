@@ -13,19 +13,8 @@ from kernels.common import ConfigError, OperandError
 from kernels.tma import tensor_nd
 from kernels.tma.tensor_nd import TensorNdConfig
 from smfree.cuda import Device, OobFill, TensorMapError
-from tests.kernels.pairwise import Row
-from tests.kernels.tma_kit import (
-    CTAS,
-    SIZES,
-    extent,
-    faults,
-    filled,
-    mutated,
-    opened,
-    random_array,
-    same_bits,
-    sweep,
-)
+from tests.kernels.pairwise import Row, opened
+from tests.kernels.tma_kit import CTAS, SIZES, extent, faults, filled, mutated, random_array, same_bits, sweep
 
 BOXES = {1: (64,), 2: (8, 16), 3: (4, 6, 8), 4: (3, 2, 4, 8), 5: (2, 3, 2, 2, 16)}
 SHAPES = {1: (208,), 2: (21, 40), 3: (9, 7, 20), 4: (7, 3, 5, 24), 5: (3, 4, 5, 2, 20)}

@@ -13,17 +13,8 @@ import pytest
 
 from smfree.cuda import CudaSource, Device, DeviceArray, KernelFaultError
 from tests.kernels import pairwise
+from tests.kernels.pairwise import SCHEDULES
 
-SCHEDULES = [
-    ("timed", 0),
-    ("min-pc", 0),
-    ("producer-ahead", 0),
-    ("async-earliest", 0),
-    ("async-latest", 0),
-    ("random", 1),
-    ("random", 2),
-    ("random", 3),
-]
 SPECS = ("emu:h100", "emu:b200")
 """Emulated devices that have a TMA."""
 SIZES = ("0", "1", "tile-1", "tile", "tile+1", "ragged", "wraps")
@@ -42,12 +33,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return "".join(str(part) for part in value if part)
     return value.name if isinstance(value, Enum) else str(value)
-
-
-def opened(row: pairwise.Row) -> Device:
-    """The device of a row, under its schedule."""
-    schedule, seed = row["schedule"]
-    return Device.open(row["spec"], schedule=schedule, seed=seed)
 
 
 def extent(size: str, tile: int, num_stages: int = 1, unit: int = 1) -> int:
