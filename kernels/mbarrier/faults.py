@@ -38,8 +38,23 @@ class Ending(Enum):
     BREAKS = "rules of the ISA are broken: wrong data, a stage overwritten in use, or a hang, as it happens"
 
 
-class Fault(Enum):
-    """One mistake each: what is done wrong, and how a run ends."""
+class Mistake(Enum):
+    """A mistake that a kernel can be compiled with: what is done wrong, and how a run ends."""
+
+    @property
+    def mistake(self) -> str:
+        """What is done wrong."""
+        return self.value[0]
+
+    @property
+    def ending(self) -> Ending:
+        """How a run ends, by the ISA."""
+        return self.value[1]
+
+
+class Fault(Mistake):
+    """The mistakes of ``faults.cu``. BYTES_SHORT hangs because the tx-count never is 0 while no arrival is
+    pending; hardware that counted a copy in pieces could meet 0 on the way."""
 
     NONE = "nothing: the correct ring", Ending.CORRECT
     BYTES_SHORT = "the producer announces 16 bytes less than the copy brings", Ending.HANGS
@@ -59,17 +74,6 @@ class Fault(Enum):
     WRONG_BARRIER = "the consumers wait on the neighbouring stage's barrier", Ending.BREAKS
     PARITY_NOT_FLIPPED = "the consumers keep their parity at the wrap of the ring", Ending.BREAKS
     COMMIT_AFTER_WAIT = "the bulk store is committed after the wait, which so covers nothing", Ending.BREAKS
-
-    @property
-    def mistake(self) -> str:
-        """What is done wrong."""
-        return self.value[0]
-
-    @property
-    def ending(self) -> Ending:
-        """How a run ends, by the ISA. BYTES_SHORT hangs because the tx-count never is 0 while no arrival is
-        pending; hardware that counted a copy in pieces could meet 0 on the way."""
-        return self.value[1]
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,16 @@ class FaultConfig:
         )
 
 
+def whole_tiles(src: DeviceArray, tile_bytes: int) -> int:
+    """How many tiles of uint32 ``src`` holds, at least one. Raises OperandError."""
+    if src.dtype != np.uint32 or src.nbytes == 0 or src.nbytes % tile_bytes:
+        raise OperandError(
+            f"src must hold whole tiles of uint32 (got {src.nbytes} bytes of {src.dtype} for tiles of "
+            f"{tile_bytes} bytes); pad it"
+        )
+    return src.nbytes // tile_bytes
+
+
 def scale(
     dst: DeviceArray, src: DeviceArray, *, config: FaultConfig, grid: int = 1, stream: Stream | None = None
 ) -> LaunchInfo:
@@ -127,12 +141,7 @@ def scale(
     check_available(tma_unavailable(capabilities))
     check_shared(config.shared_bytes + 2 * 8 * config.num_stages, capabilities)
     check_operands("cp.async.bulk", dst, src)
-    if src.dtype != np.uint32 or src.nbytes == 0 or src.nbytes % config.tile_bytes:
-        raise OperandError(
-            f"src must hold whole tiles of uint32 (got {src.nbytes} bytes of {src.dtype} for tiles of "
-            f"{config.tile_bytes} bytes); pad it"
-        )
-    tiles = src.nbytes // config.tile_bytes
+    tiles = whole_tiles(src, config.tile_bytes)
     require(1 <= grid <= tiles, "grid must be 1 CTA to one per tile", grid, f"use at most {tiles}")
     return launch(
         config.source,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 
@@ -11,7 +10,6 @@ from kernels.common import (
     KERNELS,
     MAX_THREADS,
     LaunchInfo,
-    OperandError,
     check_available,
     check_call,
     check_operands,
@@ -22,14 +20,14 @@ from kernels.common import (
     plain_integers,
     require,
 )
-from kernels.mbarrier.faults import Ending
+from kernels.mbarrier.faults import Ending, Mistake, whole_tiles
 from smfree.cuda import CudaSource, DeviceArray, Stream
 
 CLUSTER = 2
 
 
-class ClusterFault(Enum):
-    """One mistake each: what is done wrong, and how a run ends."""
+class ClusterFault(Mistake):
+    """The mistakes of ``faults_cluster.cu``."""
 
     NONE = "nothing: the correct ring", Ending.CORRECT
     INIT_FENCE_MISSING = "no fence makes the initialised barriers visible to the cluster", Ending.BREAKS
@@ -39,16 +37,6 @@ class ClusterFault(Enum):
     ARRIVALS_OF_TWO = "empty[] counts the consumer warps of two CTAs, one CTA consumes", Ending.HANGS
     SCOPE_TOO_NARROW = "the consumers wait at CTA scope for what another CTA released", Ending.BREAKS
     ADDRESS_TAKEN_FOR_OWN = "arrivals on the peer's barriers use the form for the own CTA", Ending.BREAKS
-
-    @property
-    def mistake(self) -> str:
-        """What is done wrong."""
-        return self.value[0]
-
-    @property
-    def ending(self) -> Ending:
-        """How a run ends, by the ISA."""
-        return self.value[1]
 
 
 @dataclass(frozen=True)
@@ -106,12 +94,7 @@ def scale(
     check_available(None if capabilities.has_clusters else f"needs clusters; {capabilities.name} has none")
     check_shared(config.static_shared_bytes, capabilities)
     check_operands("ld.global.v4.b32", dst, src)
-    if src.dtype != np.uint32 or src.nbytes == 0 or src.nbytes % config.tile_bytes:
-        raise OperandError(
-            f"src must hold whole tiles of uint32 (got {src.nbytes} bytes of {src.dtype} for tiles of "
-            f"{config.tile_bytes} bytes); pad it"
-        )
-    tiles = src.nbytes // config.tile_bytes
+    tiles = whole_tiles(src, config.tile_bytes)
     require(1 <= clusters <= tiles, "clusters must be 1 to one per tile", clusters, f"use at most {tiles}")
     return launch(
         config.source,
