@@ -68,15 +68,15 @@ class MapUnit:
     def check_window(self, addresses: Any) -> None:
         """A map in local memory means that the compiler copied a by-value parameter: case E14.
 
-        NVRTC 13.5 can convert the address of a parameter that is passed on by reference twice, and ptxas adds
-        the window's base twice then.
+        NVRTC 13.5 converts the address of a parameter twice, for sm_100 and later, in a process that has
+        compiled for one of them with --device-debug; ptxas adds the window's base twice then.
         """
         window = addresses // WINDOW_BYTES * WINDOW_BYTES
         twice = np.flatnonzero(window == 2 * PARAM_WINDOW)
         if len(twice):
             raise CopyFault(
-                "the tensor map's address has been through cvta.param twice: the compiler did so to a "
-                "parameter that is captured or passed on by reference; pass a pointer to it instead",
+                "the tensor map's address has been through cvta.param twice, as NVRTC 13.5 makes it once a "
+                "process has compiled with --device-debug for sm_100 or later; compile in a new process",
                 rule="tensormap.address_converted_twice",
                 index=int(twice[0]),
             )
