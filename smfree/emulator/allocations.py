@@ -28,6 +28,8 @@ class Allocation:
     freed: bool = False
     full: bool = False
     until_check: int = 0
+    owner: object = None
+    """The process that allocated it; None: anybody may name it."""
     bytes: TypedBytes | None = field(default=None, repr=False)
     shadow: TypedBytes | None = field(default=None, repr=False)
 

@@ -1,0 +1,184 @@
+"""Virtual addresses of one process: which memory an address means, and which devices may use it.
+
+An address that cuMemAlloc gave lies in its device's window. Only the process that owns the allocation may name
+it, and only a device with peer access may use another's. Everything else is a :class:`Mapping`: memory of
+another process opened through IPC, virtual memory management, multicast objects. Page-locked host memory is
+usable by all devices.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from smfree.emulator.allocations import DEVICE_SPACE_BYTES
+from smfree.emulator.bytespace import fault, shown
+
+if TYPE_CHECKING:
+    from smfree.emulator.host_memory import HostMemory
+    from smfree.emulator.memory import GlobalMemory
+    from smfree.emulator.node import DeviceState
+    from smfree.emulator.process import Context, Process
+
+MAPPED_BASE = 0x4000_0000_0000
+"""Mappings lie from here on, far above every device's window."""
+MAPPED_BYTES = 1 << 44
+
+
+class MappingKind(StrEnum):
+    """How a range came to be mapped."""
+
+    IPC = "memory of another process"
+    VMM = "mapped memory"
+    MULTICAST = "multicast memory"
+
+
+@dataclass(slots=True, eq=False)
+class Mapping:
+    """[start, start + nbytes) of a process means [backing, ...) of ``memory``, which is ``device``'s.
+
+    ``users``: ordinals of the devices whose kernels may use it; None: as device memory, by peer access.
+    A MULTICAST mapping has no memory of its own: ``members`` are (memory, backing address, device) per bound
+    device, and only ``multimem`` instructions may use it.
+    """
+
+    start: int
+    nbytes: int
+    kind: MappingKind
+    memory: GlobalMemory | None
+    backing: int
+    device: DeviceState | None
+    users: set[int] | None = None
+    label: str = ""
+    members: list[tuple[GlobalMemory, int, DeviceState]] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.nbytes
+
+    def __str__(self) -> str:
+        name = f" '{self.label}'" if self.label else ""
+        return f"{self.kind}{name} [{self.start:#x}, {self.end:#x}) of {self.nbytes} bytes"
+
+
+class Located(NamedTuple):
+    """Where a range really is: ``address`` in ``memory``, on ``device`` (None: the host)."""
+
+    memory: GlobalMemory | HostMemory
+    address: int
+    device: DeviceState | None
+    mapping: Mapping | None = None
+
+
+class AddressSpace:
+    """The mappings of one process. ``version`` grows with every change, so that caches know."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.version = 0
+        self._starts: list[int] = []
+        self._by_start: dict[int, Mapping] = {}
+
+    def __iter__(self) -> Iterator[Mapping]:
+        return iter(self._by_start.values())
+
+    def map(self, mapping: Mapping) -> Mapping:
+        """Take in a mapping; it must not overlap another one."""
+        before = self.find(mapping.start)
+        at = bisect_right(self._starts, mapping.start)
+        after = self._by_start[self._starts[at]] if at < len(self._starts) else None
+        other = before or (after if after is not None and after.start < mapping.end else None)
+        if other is not None:
+            raise ValueError(f"{mapping} overlaps {other}")
+        insort(self._starts, mapping.start)
+        self._by_start[mapping.start] = mapping
+        self.version += 1
+        return mapping
+
+    def unmap(self, start: int) -> Mapping:
+        """Forget the mapping that begins at ``start``. Raises KeyError."""
+        mapping = self._by_start.pop(start)
+        self._starts.remove(start)
+        self.version += 1
+        return mapping
+
+    def find(self, address: int) -> Mapping | None:
+        """The mapping that contains ``address``."""
+        i = bisect_right(self._starts, address)
+        found = self._by_start[self._starts[i - 1]] if i else None
+        return found if found is not None and address < found.end else None
+
+    def window(self, address: int) -> DeviceState | None:
+        """The device in whose window an address lies."""
+        for device in self.process.node.devices:
+            if 0 <= address - device.memory.base < DEVICE_SPACE_BYTES:
+                return device
+        return None
+
+    def locate(self, address: int, nbytes: int, what: str, index: int | None = None) -> Located | None:
+        """Where the process's [address, address + nbytes) is; None when it is neither on a device nor
+        page-locked. A range that leaves its allocation or mapping, or belongs to another process, is a
+        MemoryFault that says ``what``."""
+        size = max(1, nbytes)
+        device = self.window(address)
+        if device is not None:
+            found = device.memory.check_range(address, size, what, index)
+            if found.owner is not None and found.owner is not self.process:
+                raise fault(
+                    "memory.foreign",
+                    index,
+                    f"{what}: {shown(address)} is in {found} of {found.owner}, which {self.process} has not "
+                    "opened",
+                    "exchange an IPC handle and open it; a pointer means nothing in another process",
+                )
+            return Located(device.memory, address, device)
+        mapping = self.find(address)
+        if mapping is not None:
+            if address + size > mapping.end:
+                raise fault(
+                    "memory.bounds", index, f"{what}: {size} bytes at {shown(address)} leave {mapping}",
+                    "check the size",
+                )  # fmt: skip
+            if mapping.memory is None:
+                raise fault(
+                    "memory.multicast", index, f"{what}: {shown(address)} is in {mapping}",
+                    "only multimem instructions may use a multicast address; use the device's own mapping",
+                )  # fmt: skip
+            place = mapping.backing + address - mapping.start
+            mapping.memory.check_range(place, size, what, index)
+            return Located(mapping.memory, place, mapping.device, mapping)
+        host = self.process.node.host
+        if host.range_of(address, size) is not None:
+            return Located(host, address, None)
+        return None
+
+    def reach(
+        self, address: int, nbytes: int, what: str, by: Context, index: int | None = None
+    ) -> Located | None:
+        """:meth:`locate` for an access of a kernel in context ``by``: the device must be allowed to."""
+        found = self.locate(address, nbytes, what, index)
+        if found is None or found.device is None:
+            return found
+        users = found.mapping.users if found.mapping is not None else None
+        mine, owner = by.device.ordinal, found.device.ordinal
+        if users is not None:
+            if mine not in users:
+                raise fault(
+                    "memory.no_access", index,
+                    f"{what}: device {mine} has no access to {found.mapping} on device "
+                    f"{owner}",
+                    "give it access with cuMemSetAccess",
+                )  # fmt: skip
+        elif found.device is not by.device and owner not in by.peers:
+            raise fault(
+                "memory.peer_access",
+                index,
+                f"{what}: device {mine} uses {shown(address)}, memory of device {owner}, but peer access from "
+                f"device {mine} to device {owner} is not enabled",
+                f"call cuCtxEnablePeerAccess with device {owner}'s context while device {mine}'s is current "
+                "(it is one-directional)",
+            )
+        return found
