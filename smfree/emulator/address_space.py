@@ -1,9 +1,9 @@
 """Virtual addresses of one process: which memory an address means, and which devices may use it.
 
-An address that cuMemAlloc gave lies in its device's window. Only the process that owns the allocation may name
-it, and only a device with peer access may use another's. Everything else is a :class:`Mapping`: memory of
-another process opened through IPC, virtual memory management, multicast objects. Page-locked host memory is
-usable by all devices.
+An address that cuMemAlloc gave lies in its device's window. Only the process that owns the allocation may
+name it, and only a device with peer access may use another's. Everything else is a :class:`Mapping`: memory
+of another process opened through IPC, virtual memory management, multicast objects. Page-locked host memory
+is usable by all devices.
 """
 
 from __future__ import annotations
@@ -168,16 +168,15 @@ class AddressSpace:
             if mine not in users:
                 raise fault(
                     "memory.no_access", index,
-                    f"{what}: device {mine} has no access to {found.mapping} on device "
-                    f"{owner}",
+                    f"{what}: device {mine} has no access to {found.mapping} on device {owner}",
                     "give it access with cuMemSetAccess",
                 )  # fmt: skip
         elif found.device is not by.device and owner not in by.peers:
             raise fault(
                 "memory.peer_access",
                 index,
-                f"{what}: device {mine} uses {shown(address)}, memory of device {owner}, but peer access from "
-                f"device {mine} to device {owner} is not enabled",
+                f"{what}: device {mine} uses {shown(address)}, memory of device {owner}, but peer access "
+                f"from device {mine} to device {owner} is not enabled",
                 f"call cuCtxEnablePeerAccess with device {owner}'s context while device {mine}'s is current "
                 "(it is one-directional)",
             )
