@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from numbers import Integral
 from typing import Any
@@ -23,6 +24,11 @@ from smfree.cuda.errors import DeviceSpecError, NoDeviceError
 
 ENVIRONMENT_VARIABLE = "SMFREE_DEVICE"
 DEFAULT_PROFILE = "h100"
+MAX_EMULATED = 16
+"""GPUs of an emulated node: as many as one NVSwitch domain of a server had so far (DGX-2)."""
+
+_ORDINALS = r"(?::(?P<ordinals>[0-9]+(?:,[0-9]+)*))?"
+_GRAMMAR = re.compile(rf"(?:cuda|emu:(?P<profile>[a-z0-9_]+?)(?:x(?P<count>[0-9]+))?){_ORDINALS}")
 
 
 class Kind(StrEnum):
@@ -35,19 +41,30 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """A parsed device string: ``auto``, ``cuda:N``, ``emu:PROFILE`` or ``emu:PROFILExN``."""
+    """A parsed device string: GPUs of one machine, real or emulated.
+
+    ``auto``, ``cuda`` (all GPUs), ``cuda:0,2`` (these), ``emu:PROFILE``, ``emu:PROFILExN`` (all N of a node)
+    or ``emu:PROFILExN:3`` (that one of the node). ``ordinals``: which of them; None: all there are.
+    """
 
     kind: Kind
-    ordinal: int = 0
+    ordinals: tuple[int, ...] | None = None
     profile: str = ""
     count: int = 1
 
     def __str__(self) -> str:
-        if self.kind is Kind.CUDA:
-            return f"cuda:{self.ordinal}"
-        if self.kind is Kind.EMULATED:
-            return f"emu:{self.profile}" + (f"x{self.count}" if self.count > 1 else "")
-        return "auto"
+        if self.kind is Kind.AUTO:
+            return "auto"
+        name = "cuda" if self.kind is Kind.CUDA else f"emu:{self.profile}"
+        if self.count > 1:
+            name += f"x{self.count}"
+        return name if self.ordinals is None else f"{name}:{','.join(map(str, self.ordinals))}"
+
+    def of(self, ordinal: int) -> str:
+        """The string that names one of these GPUs."""
+        if self.kind is Kind.EMULATED and self.count == 1:
+            return str(replace(self, ordinals=None))
+        return str(replace(self, ordinals=(ordinal,)))
 
 
 @dataclass(frozen=True)
@@ -75,31 +92,56 @@ def parse_spec(text: str | None = None) -> DeviceSpec:
     text = (text if text is not None else os.environ.get(ENVIRONMENT_VARIABLE) or "auto").strip()
     if text == "auto":
         return DeviceSpec(Kind.AUTO)
-    if text == "cuda":
-        return DeviceSpec(Kind.CUDA)
-    real = re.fullmatch(r"cuda:([0-9]+)", text)
-    if real:
-        return DeviceSpec(Kind.CUDA, ordinal=int(real[1]))
     known = profiles()
-    emulated = re.fullmatch(r"emu:([a-z0-9_]+?)(?:x([0-9]+))?", text)
-    if emulated and emulated[1] in known:
-        count = int(emulated[2] or 1)
-        if count != 1:
-            raise DeviceSpecError(
-                f"several emulated devices ({text!r}) are not supported yet; use emu:{emulated[1]}"
-            )
-        return DeviceSpec(Kind.EMULATED, profile=emulated[1])
-    choices = ", ".join(["auto", "cuda:N", *(f"emu:{name}" for name in known)])
-    raise DeviceSpecError(f"unknown device {text!r}; known are {choices}")
+    found = _GRAMMAR.fullmatch(text)
+    if found is None or (found["profile"] is not None and found["profile"] not in known):
+        choices = ", ".join(["auto", "cuda", "cuda:N", *(f"emu:{name}" for name in known)])
+        raise DeviceSpecError(
+            f"unknown device {text!r}; known are {choices}; several GPUs: cuda:0,2 or emu:{DEFAULT_PROFILE}x8"
+        )
+    ordinals = tuple(map(int, found["ordinals"].split(","))) if found["ordinals"] else None
+    if ordinals is not None and len(set(ordinals)) < len(ordinals):
+        raise DeviceSpecError(f"each GPU is named once (got {text!r}); leave the second one out")
+    if found["profile"] is None:
+        return DeviceSpec(Kind.CUDA, ordinals)
+    count = int(found["count"] or 1)
+    if not 1 <= count <= MAX_EMULATED:
+        raise DeviceSpecError(
+            f"an emulated node has 1 to {MAX_EMULATED} GPUs (got {text!r}); use emu:{found['profile']}x8"
+        )
+    if ordinals is not None and max(ordinals) >= count:
+        raise DeviceSpecError(f"{text!r}: a node of {count} has the GPUs 0 to {count - 1}; name one of them")
+    return DeviceSpec(Kind.EMULATED, ordinals, profile=found["profile"], count=count)
 
 
 def choose(
-    text: str | None = None, *, schedule: str = "timed", seed: int = 0, strict: str = "error"
+    text: str | None = None,
+    *,
+    ordinal: int = 0,
+    schedule: str = "timed",
+    seed: int = 0,
+    strict: str = "error",
 ) -> Choice:
-    """Pick and initialise a driver. ``schedule`` and ``seed`` go to an emulated GPU only, ``strict`` to no
-    other.
+    """Pick and initialise a driver, and the GPU number ``ordinal`` of those that the string names.
 
-    Raises DeviceSpecError for an unknown string, NoDeviceError when ``cuda:N`` is not there.
+    ``schedule`` and ``seed`` go to an emulated GPU only, ``strict`` to no other.
+    Raises DeviceSpecError for an unknown string or ordinal, NoDeviceError when ``cuda:N`` is not there.
+    """
+    choices = choose_all(text, schedule=schedule, seed=seed, strict=strict)
+    if not isinstance(ordinal, Integral) or not 0 <= ordinal < len(choices):
+        named = text if text is not None else os.environ.get(ENVIRONMENT_VARIABLE) or "auto"
+        raise DeviceSpecError(
+            f"{named!r} names {len(choices)} GPUs, so ordinal is 0 to {len(choices) - 1} (got {ordinal!r})"
+        )
+    return choices[ordinal]
+
+
+def choose_all(
+    text: str | None = None, *, schedule: str = "timed", seed: int = 0, strict: str = "error"
+) -> list[Choice]:
+    """Pick and initialise a driver: a choice for each GPU that the string names, all of the same driver.
+
+    Raises as :func:`choose`.
     """
     spec = parse_spec(text)
     if spec.kind is Kind.EMULATED:
@@ -110,13 +152,15 @@ def choose(
             raise NoDeviceError(
                 f"{spec} was asked for, but {reason}; use --device emu:{DEFAULT_PROFILE} instead"
             )
-        if spec.ordinal >= count:
+        missing = [ordinal for ordinal in spec.ordinals or () if ordinal >= count]
+        if missing:
             raise NoDeviceError(
-                f"{spec} was asked for, but this machine has {count} GPUs: cuda:0 to cuda:{count - 1}"
+                f"{spec.of(missing[0])} was asked for, but this machine has {count} GPUs: cuda:0 to "
+                f"cuda:{count - 1}"
             )
-        return _real(spec.ordinal, strict)
+        return _real(spec.ordinals or range(count), strict)
     if not reason:
-        return _real(0, strict)
+        return _real(range(count), strict)
     if "cuInit returned" in reason:
         warnings.warn(f"{reason}; emulating {DEFAULT_PROFILE} instead", RuntimeWarning, stacklevel=3)
     return _emulated(DeviceSpec(Kind.EMULATED, profile=DEFAULT_PROFILE), schedule, seed, strict)
@@ -142,16 +186,17 @@ def real_devices(driver: Any = real_driver) -> tuple[str, int]:
     return "", int(count)
 
 
-def _real(ordinal: int, strict: str) -> Choice:
+def _real(ordinals: Iterable[int], strict: str) -> list[Choice]:
+    specs = [f"cuda:{ordinal}" for ordinal in ordinals]
     if strict != "error":
         raise DeviceSpecError(
-            f"strict says what an emulated GPU does with its findings (got {strict!r} for cuda:{ordinal}, a "
+            f"strict says what an emulated GPU does with its findings (got {strict!r} for {specs[0]}, a "
             f"real one, which finds nothing); leave it out, or open emu:{DEFAULT_PROFILE}"
         )
-    return Choice(real_driver, ordinal, f"cuda:{ordinal}", False)
+    return [Choice(real_driver, ordinal, spec, False) for ordinal, spec in zip(ordinals, specs, strict=True)]
 
 
-def _emulated(spec: DeviceSpec, schedule: str, seed: int, strict: str) -> Choice:
+def _emulated(spec: DeviceSpec, schedule: str, seed: int, strict: str) -> list[Choice]:
     from smfree.emulator import profile
     from smfree.emulator.driver import Driver
     from smfree.emulator.exec.schedule import SCHEDULES
@@ -163,5 +208,7 @@ def _emulated(spec: DeviceSpec, schedule: str, seed: int, strict: str) -> Choice
         raise DeviceSpecError(f"the seed of a schedule is a whole number from 0 on (got {seed!r})")
     if strict not in tuple(Strict):
         raise DeviceSpecError(f"strict is one of {', '.join(Strict)} (got {strict!r})")
-    driver = Driver(Node([profile.load(spec.profile)], schedule=schedule, seed=seed, strict=strict))
-    return Choice(driver, 0, str(spec), True)
+    gpus = [profile.load(spec.profile)] * spec.count
+    driver = Driver(Node(gpus, schedule=schedule, seed=seed, strict=strict))
+    ordinals = range(spec.count) if spec.ordinals is None else spec.ordinals
+    return [Choice(driver, ordinal, spec.of(ordinal), True) for ordinal in ordinals]

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 from smfree.cuda.cache import CompileCache
 from smfree.cuda.calls import Calls
 from smfree.cuda.capabilities import Capabilities
-from smfree.cuda.choose import choose
+from smfree.cuda.choose import choose, choose_all
 from smfree.cuda.compile_cuda import CudaSource, compile_cuda
 from smfree.cuda.compile_triton import TritonSource, compile_triton
 from smfree.cuda.errors import ArrayError, CompileError, NoDeviceError, TensorMapError, TraceError
@@ -43,8 +43,8 @@ class Device:
     """One GPU, real or emulated. Use :meth:`open`; a context manager that waits for queued work, raises what
     failed in it, and closes.
 
-    ``spec`` is what was opened (``cuda:0``, ``emu:h100``), ``clock_source`` how its times come about:
-    ``measured`` on a GPU, ``modelled`` on an emulated one.
+    ``spec`` is what was opened (``cuda:0``, ``emu:h100``, ``emu:h100x8:3``), ``clock_source`` how its times
+    come about: ``measured`` on a GPU, ``modelled`` on an emulated one.
     """
 
     def __init__(self, driver: Any, ordinal: int = 0, *, spec: str, is_emulated: bool) -> None:
@@ -69,18 +69,45 @@ class Device:
 
     @staticmethod
     def open(
-        spec: str | None = None, *, schedule: str = "timed", seed: int = 0, strict: str = "error"
+        spec: str | None = None,
+        *,
+        ordinal: int = 0,
+        schedule: str = "timed",
+        seed: int = 0,
+        strict: str = "error",
     ) -> Device:
-        """Open ``auto``, ``cuda:N`` or ``emu:PROFILE`` (None: ``SMFREE_DEVICE``, else ``auto``).
+        """Open one GPU: number ``ordinal`` of those that ``spec`` names.
 
-        ``schedule`` and ``seed`` choose how an emulated GPU interleaves warps; only ``timed`` has a clock.
-        ``strict``: what it does with findings that hardware usually forgives, ``error``, ``record`` (see
-        :attr:`findings`) or ``off``.
-        Raises DeviceSpecError for an unknown string, or for ``strict`` of a real GPU, NoDeviceError when
-        ``cuda:N`` is not there.
+        ``spec`` is ``auto``, ``cuda``, ``cuda:1``, ``cuda:0,2``, ``emu:PROFILE`` or ``emu:PROFILExN`` (None:
+        ``SMFREE_DEVICE``, else ``auto``). ``schedule`` and ``seed`` choose how an emulated GPU interleaves
+        warps; only ``timed`` has a clock. ``strict``: what it does with findings that hardware usually
+        forgives, ``error``, ``record`` (see :attr:`findings`) or ``off``.
+        Raises DeviceSpecError for an unknown string or ordinal, or for ``strict`` of a real GPU,
+        NoDeviceError when ``cuda:N`` is not there.
         """
-        choice = choose(spec, schedule=schedule, seed=seed, strict=strict)
+        choice = choose(spec, ordinal=ordinal, schedule=schedule, seed=seed, strict=strict)
         return Device(choice.driver, choice.ordinal, spec=choice.spec, is_emulated=choice.is_emulated)
+
+    @staticmethod
+    def open_all(
+        spec: str | None = None, *, schedule: str = "timed", seed: int = 0, strict: str = "error"
+    ) -> list[Device]:
+        """Open every GPU that ``spec`` names: peers on one machine, whose memory they can exchange.
+
+        ``cuda`` and ``auto`` are all real GPUs, ``cuda:0,2`` these two, ``emu:h100x8`` the eight of one
+        emulated node. Each is closed for itself; the others stay open. They share what is compiled.
+        Parameters and errors as :meth:`open`.
+        """
+        devices: list[Device] = []
+        try:
+            for one in choose_all(spec, schedule=schedule, seed=seed, strict=strict):
+                devices.append(Device(one.driver, one.ordinal, spec=one.spec, is_emulated=one.is_emulated))
+                devices[-1].cache = devices[0].cache
+        except BaseException:
+            for device in devices:
+                device.close()
+            raise
+        return devices
 
     def __enter__(self) -> Device:
         return self
