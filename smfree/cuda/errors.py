@@ -17,6 +17,14 @@ class NoDeviceError(CudaHostError):
     """The GPU that was asked for is not there. Never answered by a silent fallback."""
 
 
+class UnavailableError(CudaHostError):
+    """The device, its driver or the machine lacks what the operation needs; says what, and why if known."""
+
+
+class GraphError(CudaHostError):
+    """A graph used before its capture ended, after its memory was freed, or captured where none can be."""
+
+
 class TraceError(CudaHostError):
     """A trace was asked for where none can be made."""
 

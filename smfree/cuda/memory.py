@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -47,14 +47,23 @@ def as_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 class Allocation:
-    """A range of device memory and who frees it. ``owner`` keeps foreign memory alive (then nothing is
-    freed)."""
+    """A range of device memory and who frees it. ``owner`` is kept alive as long; ``release(calls, ptr)``
+    frees (default: cuMemFree, and nothing for memory that an ``owner`` frees)."""
 
-    def __init__(self, calls: Calls, ptr: int, nbytes: int, *, owner: Any = None) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        ptr: int,
+        nbytes: int,
+        *,
+        owner: Any = None,
+        release: Callable[[Calls, int], None] | None = None,
+    ) -> None:
         self.ptr = ptr
         self.nbytes = nbytes
         self.owner = owner
-        self._free = weakref.finalize(self, _free_device if owner is None else _free_nothing, calls, ptr)
+        default = _free_device if owner is None else _free_nothing
+        self._free = weakref.finalize(self, release or default, calls, ptr)
 
     @property
     def freed(self) -> bool:
