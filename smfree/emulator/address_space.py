@@ -18,6 +18,7 @@ from smfree.emulator.allocations import DEVICE_SPACE_BYTES
 from smfree.emulator.bytespace import fault, shown
 
 if TYPE_CHECKING:
+    from smfree.emulator.allocations import Allocation
     from smfree.emulator.host_memory import HostMemory
     from smfree.emulator.memory import GlobalMemory
     from smfree.emulator.node import DeviceState
@@ -40,7 +41,8 @@ class MappingKind(StrEnum):
 class Mapping:
     """[start, start + nbytes) of a process means [backing, ...) of ``memory``, which is ``device``'s.
 
-    ``users``: ordinals of the devices whose kernels may use it; None: as device memory, by peer access.
+    ``allocation``: what backs it; the mapping is dead once that is freed. ``users``: ordinals of the devices
+    whose kernels may use it; None: as device memory, by peer access.
     A MULTICAST mapping has no memory of its own: ``members`` are (memory, backing address, device) per bound
     device, and only ``multimem`` instructions may use it.
     """
@@ -53,6 +55,7 @@ class Mapping:
     device: DeviceState | None
     users: set[int] | None = None
     label: str = ""
+    allocation: Allocation | None = None
     members: list[tuple[GlobalMemory, int, DeviceState]] = field(default_factory=list)
 
     @property
@@ -147,11 +150,17 @@ class AddressSpace:
                     "memory.multicast", index, f"{what}: {shown(address)} is in {mapping}",
                     "only multimem instructions may use a multicast address; use the device's own mapping",
                 )  # fmt: skip
+            if mapping.allocation is not None and mapping.allocation.freed:
+                raise fault(
+                    "memory.use_after_free", index, f"{what}: {shown(address)} is in {mapping}, whose memory "
+                    f"was freed: {mapping.allocation}", "unmap it before its owner frees it or ends",
+                )  # fmt: skip
             place = mapping.backing + address - mapping.start
             mapping.memory.check_range(place, size, what, index)
             return Located(mapping.memory, place, mapping.device, mapping)
         host = self.process.node.host
-        if host.range_of(address, size) is not None:
+        known = host.range_of(address, size)
+        if known is not None and known.process in (None, self.process):
             return Located(host, address, None)
         return None
 

@@ -105,7 +105,7 @@ class Allocator(ByteSpace):
         self._nothing = Allocation(0, -64)
         self._recent_load = self._recent_store = self._nothing
 
-    def alloc(self, nbytes: int, align: int = 256, label: str = "") -> int:
+    def alloc(self, nbytes: int, align: int = 256, label: str = "", *, owner: object = None) -> int:
         """Address of a new, never-written allocation. MemoryError when the device is full."""
         if nbytes <= 0 or align & (align - 1):
             raise ValueError(
@@ -129,6 +129,7 @@ class Allocator(ByteSpace):
             nbytes,
             label,
             until_check=nbytes,
+            owner=owner,
             bytes=TypedBytes(self.data[padded]),
             shadow=TypedBytes(self.written[padded]),
         )

@@ -27,6 +27,8 @@ class HostRange:
     nbytes: int
     flags: int
     owner: mmap.mmap | None = None
+    process: object = None
+    """The process that did so; None: anybody may name it."""
 
     @property
     def end(self) -> int:
@@ -55,21 +57,26 @@ class HostMemory(ByteSpace):
     def __init__(self) -> None:
         self.ranges: dict[int, HostRange] = {}
 
-    def allocate(self, nbytes: int, flags: int) -> HostRange:
+    def allocate(self, nbytes: int, flags: int, process: object = None) -> HostRange:
         """New page-locked memory, zeroed."""
         owner = mmap.mmap(-1, nbytes)
-        found = HostRange(ctypes.addressof(ctypes.c_char.from_buffer(owner)), nbytes, flags, owner)
+        found = HostRange(ctypes.addressof(ctypes.c_char.from_buffer(owner)), nbytes, flags, owner, process)
         self.ranges[found.address] = found
         return found
 
-    def register(self, address: int, nbytes: int, flags: int) -> HostRange:
+    def register(self, address: int, nbytes: int, flags: int, process: object = None) -> HostRange:
         """Take in memory of the program."""
-        found = self.ranges[address] = HostRange(address, nbytes, flags)
+        found = self.ranges[address] = HostRange(address, nbytes, flags, None, process)
         return found
 
     def drop(self, address: int) -> None:
         """Forget the range that starts there."""
         del self.ranges[address]
+
+    def drop_all_of(self, process: object) -> None:
+        """Forget everything that a process allocated or registered."""
+        for found in [found for found in self.ranges.values() if found.process is process]:
+            self.drop(found.address)
 
     def range_of(self, address: int, nbytes: int = 1) -> HostRange | None:
         """The range that contains all of [address, address + nbytes), if any."""

@@ -1,7 +1,7 @@
 """The emulated machine: one object holds all of its state.
 
-A :class:`Node` owns devices, host memory the devices know of, streams, events, loaded modules and the
-modelled host clock. Nothing lives in a module global, so several nodes can stand side by side in one process.
+A :class:`Node` owns devices, host memory the devices know of, all queued work and the processes that use
+them. Nothing lives in a module global, so several nodes can stand side by side in one Python process.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from smfree.emulator.errors import EmulationError, Severity
 from smfree.emulator.exec.launch import run as run_kernel
 from smfree.emulator.host_memory import HostMemory
 from smfree.emulator.memory import GlobalMemory
+from smfree.emulator.process import Context, Process
 from smfree.emulator.profile import LINE_BYTES, Profile
 from smfree.emulator.profile import load as load_profile
 from smfree.emulator.ptx.ast import Kernel
-from smfree.emulator.streams import LEGACY_STREAM, Stream, Timeline, Unit
+from smfree.emulator.streams import Timeline, Unit
 from smfree.emulator.trace import Trace
 
 TIMED = "timed"
@@ -68,6 +69,7 @@ class Executor(Protocol):
         start_cycle: float,
         module_symbols: Mapping[str, int],
         registers: int | None,
+        context: Context | None,
     ) -> LaunchOutcome: ...
 
 
@@ -98,7 +100,7 @@ class LaunchRecord:
 
 @dataclass(slots=True, eq=False)
 class DeviceState:
-    """One GPU of the node, with its primary context."""
+    """One GPU of the node: hardware only; what a process has on it is a Context."""
 
     ordinal: int
     profile: Profile
@@ -111,22 +113,8 @@ class DeviceState:
     counters: Counters = field(default_factory=Counters)
     """Totals over every launch on this device."""
     last_launch: LaunchRecord | None = None
-    retained: int = 0
-    context_flags: int = 0
-    fault: Fault | None = None
     trace: Trace | None = None
     """Records the events of each timed launch while it is set."""
-    default_stream: Stream | None = None
-    per_thread_streams: dict[int, Stream] = field(default_factory=dict)
-    modules: dict[int, Any] = field(default_factory=dict)
-    """Loaded modules by handle."""
-    allocations: set[int] = field(default_factory=set)
-    """Addresses from cuMemAlloc and cuMemAllocAsync that are not freed."""
-
-    @property
-    def active(self) -> bool:
-        """Whether the primary context exists."""
-        return self.retained > 0
 
 
 class Node:
@@ -155,26 +143,19 @@ class Node:
         self.strict = Strict(strict)
         self.executor = executor if executor is not None else run_kernel
         self.host_wait_limit_s = host_wait_limit_s
-        self.host_time_s = 0.0
-        self.initialised = False
-        self.report = ""
-        """Full text of the latest error or refusal."""
         self.findings: list[Any] = []
         """What ``strict="record"`` collected, oldest first."""
         self.timeline = Timeline(clocked=self.clocked)
         self.lock = threading.Condition(threading.RLock())
-        self.threads = threading.local()
-        """Per host thread: ``contexts``, the stack of current contexts (device ordinals)."""
-        self.objects: dict[int, Any] = {}
-        """Everything a handle can name."""
         self.host = HostMemory()
-        self.described: dict[str, tuple[int, int]] = {}
-        """Registers and local bytes by function name, for modules loaded later."""
         self._handles = itertools.count(_FIRST_HANDLE, 0x10)
         self.devices = [
             self._make_device(ordinal, load_profile(profile) if isinstance(profile, str) else profile)
             for ordinal, profile in enumerate(profiles)
         ]
+        self.processes: list[Process] = []
+        """Those attached now."""
+        self._numbers = itertools.count()
 
     @property
     def clocked(self) -> bool:
@@ -201,30 +182,22 @@ class Node:
         if self.strict is Strict.RECORD:
             self.findings.append(finding)
 
-    # ------------------------------------------------------------------------------------------- handles
+    # ----------------------------------------------------------------------------------------- processes
 
-    def name(self, thing: Any) -> int:
-        """A new handle for ``thing``."""
-        handle = next(self._handles)
-        self.objects[handle] = thing
-        return handle
+    def attach(self, label: str = "") -> Process:
+        """A new process on this node; ``label`` names it in reports."""
+        process = Process(self, next(self._numbers), label)
+        self.processes.append(process)
+        return process
 
-    def new_stream(self, ordinal: int, flags: int, priority: int, *, legacy: bool = False) -> Stream:
-        """A stream in the context of device ``ordinal``."""
-        stream = Stream(0, ordinal, flags, priority, legacy)
-        stream.handle = LEGACY_STREAM if legacy else self.name(stream)
-        self.timeline.add(stream)
-        return stream
+    def end(self, process: Process) -> None:
+        """A process is gone, with everything it had on the node. Twice is fine."""
+        with self.lock:
+            process.end()
+            if process in self.processes:
+                self.processes.remove(process)
+            self.lock.notify_all()
 
-    def forget(self, ordinal: int) -> None:
-        """Drop every handle of a context that ended."""
-        for handle, thing in list(self.objects.items()):
-            if getattr(thing, "context", None) == ordinal:
-                del self.objects[handle]
-
-    def device_of(self, address: int) -> DeviceState | None:
-        """The device whose live allocation contains ``address``."""
-        for device in self.devices:
-            if device.memory.allocation_of(address) is not None:
-                return device
-        return None
+    def new_handle(self) -> int:
+        """A value that names nothing yet."""
+        return next(self._handles)

@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from smfree.emulator.address_space import AddressSpace
+from smfree.emulator.streams import LEGACY_STREAM, Stream
 
 if TYPE_CHECKING:
     from smfree.emulator.node import DeviceState, Fault, Node
-    from smfree.emulator.streams import Stream
+
+_FIRST_CONTEXT = 0x5AFC_0000_0000
+
+
+class AllocationKind(StrEnum):
+    """What made an allocation; it decides how it may be freed and whether it may be exported."""
+
+    DEVICE = "cuMemAlloc"
+    STREAM_ORDERED = "cuMemAllocAsync"
+    VARIABLE = "a module's variable"
 
 
 @dataclass(slots=True, eq=False)
@@ -30,8 +41,8 @@ class Context:
     per_thread_streams: dict[int, Stream] = field(default_factory=dict)
     modules: dict[int, Any] = field(default_factory=dict)
     """Loaded modules by handle."""
-    allocations: set[int] = field(default_factory=set)
-    """Addresses from cuMemAlloc and cuMemAllocAsync that are not freed."""
+    allocations: dict[int, AllocationKind] = field(default_factory=dict)
+    """Addresses of the memory that this context holds."""
     peers: set[int] = field(default_factory=set)
     """Ordinals of the devices whose memory this context's kernels may use (cuCtxEnablePeerAccess)."""
 
@@ -44,8 +55,45 @@ class Context:
         """Whether the primary context exists."""
         return self.retained > 0
 
+    @property
+    def handle(self) -> int:
+        """The value of its CUcontext, the same in every process."""
+        return _FIRST_CONTEXT + 0x1000 * (self.ordinal + 1)
+
     def __str__(self) -> str:
         return f"device {self.ordinal} of {self.process}"
+
+    def allocate(self, nbytes: int, align: int, label: str, kind: AllocationKind) -> int:
+        """Address of new memory of the device. Raises MemoryError."""
+        address = self.device.memory.alloc(nbytes, align, label, owner=self.process)
+        self.allocations[address] = kind
+        return address
+
+    def free(self, address: int) -> None:
+        """Give memory back. Raises MemoryFault."""
+        self.device.memory.free(address)
+        self.allocations.pop(address, None)
+
+    def new_stream(self, flags: int = 0, priority: int = 0, *, legacy: bool = False) -> Stream:
+        """A stream; only the legacy default stream has no handle of its own."""
+        stream = Stream(0, self, flags, priority, legacy)
+        stream.handle = LEGACY_STREAM if legacy else self.process.name(stream)
+        self.process.node.timeline.add(stream)
+        return stream
+
+    def end(self) -> None:
+        """Drop queued work, streams, events, modules, handles and memory; a fault stays."""
+        timeline = self.process.node.timeline
+        timeline.drop(self, self.process.host_time_s)
+        for stream in timeline.streams_of(self):
+            timeline.remove(stream)
+        self.default_stream = None
+        self.per_thread_streams.clear()
+        self.modules.clear()
+        self.peers.clear()
+        for address in list(self.allocations):
+            self.free(address)
+        self.process.forget(self)
 
 
 class Process:
@@ -65,8 +113,47 @@ class Process:
         """Per host thread: ``contexts``, the stack of current contexts."""
         self.objects: dict[int, Any] = {}
         """Everything a handle of this process can name."""
+        self.described: dict[str, tuple[int, int]] = {}
+        """Registers and local bytes by function name, for modules loaded later."""
         self.contexts = {device.ordinal: Context(self, device) for device in node.devices}
         self.space = AddressSpace(self)
 
     def __str__(self) -> str:
         return self.label
+
+    @property
+    def context_stack(self) -> list[Context]:
+        """The calling host thread's stack of current contexts."""
+        stack: list[Context] | None = getattr(self.threads, "contexts", None)
+        if stack is None:
+            stack = self.threads.contexts = []
+        return stack
+
+    def name(self, thing: Any) -> int:
+        """A new handle for ``thing``."""
+        handle = self.node.new_handle()
+        self.objects[handle] = thing
+        return handle
+
+    def forget(self, context: Context) -> None:
+        """Drop every handle of a context that ended."""
+        for handle, thing in list(self.objects.items()):
+            if getattr(thing, "context", None) is context:
+                del self.objects[handle]
+
+    def end(self) -> None:
+        """The process is gone: its running work is dropped, everything it had is freed. Twice is fine.
+
+        Handles to things with a method ``abandon()`` (memory that outlives contexts, say) get it called.
+        """
+        self.alive = False
+        for context in self.contexts.values():
+            context.end()
+            context.retained = 0
+        for thing in list(self.objects.values()):
+            if hasattr(thing, "abandon"):
+                thing.abandon()
+        self.objects.clear()
+        for mapping in list(self.space):
+            self.space.unmap(mapping.start)
+        self.node.host.drop_all_of(self)

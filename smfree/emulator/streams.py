@@ -16,6 +16,10 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from smfree.emulator.process import Context
 
 LEGACY_STREAM = 1
 PER_THREAD_STREAM = 2
@@ -67,10 +71,10 @@ class Operation:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """A queue of operations that run in order. ``context`` is the ordinal of the owning context's device."""
+    """A queue of operations that run in order."""
 
     handle: int
-    context: int
+    context: Context
     flags: int = 0
     priority: int = 0
     legacy: bool = False
@@ -94,7 +98,7 @@ class Event:
     """A mark in a stream. ``operation`` is that of the latest record, None when there was none."""
 
     handle: int
-    context: int
+    context: Context
     timed: bool = True
     operation: Operation | None = None
 
@@ -122,11 +126,11 @@ class Timeline:
         if not stream.queue:
             self._streams.remove(stream)
 
-    def streams_of(self, context: int) -> list[Stream]:
-        """The streams of one device's context, destroyed ones with queued work included."""
-        return [stream for stream in self._streams if stream.context == context]
+    def streams_of(self, context: Context) -> list[Stream]:
+        """The streams of one context, destroyed ones with queued work included."""
+        return [stream for stream in self._streams if stream.context is context]
 
-    def pending(self, context: int) -> int:
+    def pending(self, context: Context) -> int:
         """How many operations of a context have not run."""
         return sum(len(stream.queue) for stream in self.streams_of(context))
 
@@ -148,7 +152,7 @@ class Timeline:
             yield stream.last
         for other in self._streams:
             related = (stream.legacy and other.blocking) or (stream.blocking and other.legacy)
-            if related and other.context == stream.context and other.last is not None:
+            if related and other.context is stream.context and other.last is not None:
                 yield other.last
 
     def look(self, now_s: float) -> None:
@@ -218,7 +222,7 @@ class Timeline:
                 raise Stalled
             self._run(*found)
 
-    def drop(self, context: int, now_s: float) -> None:
+    def drop(self, context: Context, now_s: float) -> None:
         """Throw away the queued work of a context that failed."""
         for stream in self.streams_of(context):
             for operation in stream.queue:
@@ -226,7 +230,7 @@ class Timeline:
                 operation.finish(now_s, now_s)
             stream.queue.clear()
 
-    def blocked_on(self, context: int) -> list[str]:
+    def blocked_on(self, context: Context) -> list[str]:
         """One line per stream of a context that waits for memory: for what, and how much is queued behind."""
         lines = []
         for stream in self.streams_of(context):

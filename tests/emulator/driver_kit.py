@@ -66,6 +66,7 @@ class FakeExecutor:
         start_cycle: float,
         module_symbols: Any,
         registers: int | None,
+        context: Any,
     ) -> Outcome:
         symbols = dict(module_symbols)
         self.calls.append(

@@ -173,7 +173,7 @@ def test_pageable_copies_cost_more_than_pinned_ones() -> None:
     driver = open_driver()
     nbytes = 1 << 24
     pointer, host, pageable = ok(driver.cuMemAlloc(nbytes)), ok(driver.cuMemAllocHost(nbytes)), bytes(nbytes)
-    clock = driver.node
+    clock = driver.process
     t0 = clock.host_time_s
     ok(driver.cuMemcpyHtoD(pointer, host, nbytes))
     t1 = clock.host_time_s

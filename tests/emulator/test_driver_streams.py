@@ -46,7 +46,7 @@ def test_events_around_a_kernel_measure_launch_and_cycles() -> None:
     ok(driver.cuEventSynchronize(end))
     kernel_us = CYCLES / driver.node.devices[0].clock.clock_mhz
     assert elapsed_us(driver, start, end) == pytest.approx(kernel_us + host.launch_us, abs=1)
-    assert driver.node.host_time_s >= driver.node.devices[0].last_launch.end_s
+    assert driver.process.host_time_s >= driver.node.devices[0].last_launch.end_s
 
 
 def test_kernels_queued_behind_a_blocker_follow_each_other_at_the_kernel_gap() -> None:
@@ -62,7 +62,7 @@ def test_kernels_queued_behind_a_blocker_follow_each_other_at_the_kernel_gap() -
     ok(driver.cuEventRecord(end, stream))
     assert driver.cuStreamQuery(stream) == NOT_READY
     assert executor.calls == []
-    released_s = driver.node.host_time_s
+    released_s = driver.process.host_time_s
     word_at(flag).value = 1
     ok(driver.cuStreamSynchronize(stream))
     kernel_us = CYCLES / driver.node.devices[0].clock.clock_mhz
@@ -149,7 +149,7 @@ def test_one_stream_writes_what_another_waits_for(where: str) -> None:
     ok(launch(driver, function, writing))
     ok(driver.cuStreamWriteValue64(writing, address, 1 << 40, 0))
     ok(driver.cuEventSynchronize(mark))
-    assert driver.node.host_time_s >= driver.node.devices[0].last_launch.end_s
+    assert driver.process.host_time_s >= driver.node.devices[0].last_launch.end_s
     assert len(executor.calls) == 1
 
 
@@ -233,7 +233,7 @@ def test_copies_of_both_directions_overlap_a_kernel() -> None:
     ok(launch(driver, load(driver, ptx()), one))
     ok(driver.cuMemcpyHtoDAsync(pointer, host, nbytes, two))
     ok(driver.cuStreamSynchronize(two))
-    assert driver.node.host_time_s < 1e6 / (driver.node.devices[0].clock.clock_mhz * 1e6)
+    assert driver.process.host_time_s < 1e6 / (driver.node.devices[0].clock.clock_mhz * 1e6)
 
 
 def test_destroyed_stream_still_runs_its_work_and_its_handle_is_gone() -> None:
@@ -291,7 +291,7 @@ def test_query_turns_ready_as_the_host_clock_passes_the_end() -> None:
         queries += 1
         assert queries < 1000
     assert queries > 1
-    assert driver.node.host_time_s >= driver.node.devices[0].last_launch.end_s
+    assert driver.process.host_time_s >= driver.node.devices[0].last_launch.end_s
     assert driver.report() == ""
 
 
@@ -334,7 +334,7 @@ def test_schedules_without_a_clock_refuse_times_by_name() -> None:
     ok(driver.cuEventRecord(end, 0))
     ok(driver.cuEventSynchronize(end))
     assert len(executor.calls) == 1
-    assert driver.node.host_time_s == 0.0
+    assert driver.process.host_time_s == 0.0
     refused(driver, driver.cuEventElapsedTime(start, end), "NOT_SUPPORTED", "'random' has no clock")
 
 
@@ -342,7 +342,13 @@ def test_event_belongs_to_its_device() -> None:
     driver = open_driver("h100", "h100")
     event = ok(driver.cuEventCreate(0))
     ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(1))))
-    refused(driver, driver.cuEventRecord(event, 0), "INVALID_HANDLE", "is of device 0")
+    refused(
+        driver,
+        driver.cuEventRecord(event, 0),
+        "INVALID_HANDLE",
+        "belongs to device 0 of process 0",
+        "the default stream to device 1",
+    )
 
 
 def test_counters_add_up_per_device_and_stay_per_launch() -> None:

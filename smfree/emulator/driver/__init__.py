@@ -26,15 +26,19 @@ class NotEmulated(NotImplementedError, AttributeError):
 
 
 class Driver(DeviceCalls, LaunchCalls, LibraryCalls, CopyCalls, StreamCalls, TensorMapCalls):
-    """One process's view of a node. Several drivers may share a node; nothing is kept here."""
+    """The calls of one process on a node; ``label`` names it in reports."""
 
     def report(self) -> str:
         """Full text of the latest error: rule, value, remedy, and which launch it came from."""
-        return self.node.report
+        return self.process.report
+
+    def end(self) -> None:
+        """End the process: its work is dropped and all it had on the node is freed. Twice is fine."""
+        self.node.end(self.process)
 
     def context_failed(self, ctx: Any) -> bool:
         """Whether a kernel's fault has killed the context, so that every call in it is refused."""
-        return self._context_device(ctx).fault is not None
+        return self._context_of(ctx).fault is not None
 
     def __getattr__(self, name: str) -> Any:
         """Types and constants of the real module; its functions that are not emulated raise NotEmulated."""

@@ -14,6 +14,7 @@ from cuda.bindings import driver as cuda
 
 from smfree.emulator.driver.errors import CUresult, Refusal, invalid_handle
 from smfree.emulator.node import DeviceState, Fault, Node
+from smfree.emulator.process import Context
 from smfree.emulator.streams import (
     LEGACY_STREAM,
     PER_THREAD_STREAM,
@@ -59,7 +60,7 @@ def entry(outputs: int = 0, needs: Needs = Needs.CONTEXT) -> Callable[[_Method],
                     value = method(self, *args, **kwargs)
                 except Refusal as refusal:
                     if refusal.code is not CUresult.CUDA_ERROR_NOT_READY:
-                        self.node.report = f"{method.__name__}: {refusal.code.name}: {refusal.message}"
+                        self.process.report = f"{method.__name__}: {refusal.code.name}: {refusal.message}"
                     return (refusal.code, *(None,) * outputs)
             if outputs == 0:
                 return (CUresult.CUDA_SUCCESS,)
@@ -72,46 +73,48 @@ def entry(outputs: int = 0, needs: Needs = Needs.CONTEXT) -> Callable[[_Method],
 
 
 class DriverBase:
-    """The node behind the calls, and what the call groups share."""
+    """The node and the process behind the calls, and what the call groups share."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, label: str = "") -> None:
         self.node = node
+        self.process = node.attach(label)
 
     def _begin(self, needs: Needs) -> None:
-        node = self.node
+        node, process = self.node, self.process
+        if not process.alive:
+            raise Refusal(CUresult.CUDA_ERROR_DEINITIALIZED, f"{process} has ended")
         if needs is Needs.NOTHING:
             return
-        if not node.initialised:
+        if not process.initialised:
             raise Refusal(CUresult.CUDA_ERROR_NOT_INITIALIZED, "call cuInit(0) first")
         if node.clocked:
-            node.host_time_s += CALL_S
-        node.timeline.look(node.host_time_s)
+            process.host_time_s += CALL_S
+        node.timeline.look(process.host_time_s)
         if needs is Needs.CONTEXT:
-            self._check_fault(self._device())
+            self._check_fault(self._context())
 
-    def _check_fault(self, device: DeviceState) -> None:
+    def _check_fault(self, context: Context) -> None:
         """Refuse everything in a context that a kernel's fault has killed."""
-        if device.fault is not None:
-            raise Refusal(CUresult(device.fault.code), f"an earlier fault is sticky.\n{device.fault.report}")
+        if context.fault is not None:
+            raise Refusal(
+                CUresult(context.fault.code), f"an earlier fault is sticky.\n{context.fault.report}"
+            )
 
     # ------------------------------------------------------------------------------------------ contexts
 
-    def _contexts(self) -> list[int]:
-        """The calling thread's stack of current contexts."""
-        stack: list[int] | None = getattr(self.node.threads, "contexts", None)
-        if stack is None:
-            stack = self.node.threads.contexts = []
-        return stack
-
-    def _device(self) -> DeviceState:
-        """The device of the current context."""
-        stack = self._contexts()
-        if not stack or not self.node.devices[stack[-1]].active:
+    def _context(self) -> Context:
+        """The current context."""
+        stack = self.process.context_stack
+        if not stack or not stack[-1].active:
             raise Refusal(
                 CUresult.CUDA_ERROR_INVALID_CONTEXT,
                 "no context is current in this thread; call cuDevicePrimaryCtxRetain and cuCtxSetCurrent",
             )
-        return self.node.devices[stack[-1]]
+        return stack[-1]
+
+    def _device(self) -> DeviceState:
+        """The device of the current context."""
+        return self._context().device
 
     def _device_at(self, dev: Any) -> DeviceState:
         ordinal = int(dev)
@@ -122,12 +125,12 @@ class DriverBase:
             )
         return self.node.devices[ordinal]
 
-    def _context_device(self, ctx: Any) -> DeviceState:
-        """The device whose primary context the handle names."""
+    def _context_of(self, ctx: Any) -> Context:
+        """The live context that the handle names."""
         value = int(ctx)
-        for device in self.node.devices:
-            if value == context_handle(device) and device.active:
-                return device
+        for context in self.process.contexts.values():
+            if value == context.handle and context.active:
+                return context
         raise Refusal(CUresult.CUDA_ERROR_INVALID_CONTEXT, f"{value:#x} is no live context")
 
     # ------------------------------------------------------------------------------------------- handles
@@ -135,7 +138,7 @@ class DriverBase:
     def _find(self, handle: Any, kind: type[_Thing], what: str) -> _Thing:
         """The object of ``kind`` behind a handle (wrapper or int)."""
         value = 0 if handle is None else int(handle)
-        thing = self.node.objects.get(value)
+        thing = self.process.objects.get(value)
         if not isinstance(thing, kind):
             was = "was destroyed or never made" if thing is None else f"names a {type(thing).__name__}"
             raise invalid_handle(f"{value:#x} is no {what}: it {was}")
@@ -145,19 +148,19 @@ class DriverBase:
         """The stream behind a handle; 0, legacy and per-thread ones belong to the current context."""
         value = 0 if handle is None else int(handle)
         if value in (0, LEGACY_STREAM):
-            device = self._device()
-            if device.default_stream is None:
-                device.default_stream = self.node.new_stream(device.ordinal, 0, 0, legacy=True)
-            return device.default_stream
+            context = self._context()
+            if context.default_stream is None:
+                context.default_stream = context.new_stream(legacy=True)
+            return context.default_stream
         if value == PER_THREAD_STREAM:
-            device, thread = self._device(), threading.get_ident()
-            if thread not in device.per_thread_streams:
-                device.per_thread_streams[thread] = self.node.new_stream(device.ordinal, 0, 0)
-            return device.per_thread_streams[thread]
+            context, thread = self._context(), threading.get_ident()
+            if thread not in context.per_thread_streams:
+                context.per_thread_streams[thread] = context.new_stream()
+            return context.per_thread_streams[thread]
         stream = self._find(value, Stream, "stream")
         if stream.destroyed:
             raise invalid_handle(f"stream {value:#x} was destroyed")
-        self._check_fault(self.node.devices[stream.context])
+        self._check_fault(stream.context)
         return stream
 
     # ------------------------------------------------------------------------------------- queueing work
@@ -174,13 +177,12 @@ class DriverBase:
         host_cost_s: float = 0.0,
     ) -> Operation:
         """Queue work; the host is busy for ``host_cost_s`` and the work starts after that at the earliest."""
-        node = self.node
         if len(stream.queue) >= QUEUE_LIMIT:
             self._finish(stream.queue[0])
-        if node.clocked:
-            node.host_time_s += host_cost_s
-        return node.timeline.submit(
-            Operation(stream, label, node.host_time_s, action, unit, after=after, wait=wait)
+        if self.node.clocked:
+            self.process.host_time_s += host_cost_s
+        return self.node.timeline.submit(
+            Operation(stream, label, self.process.host_time_s, action, unit, after=after, wait=wait)
         )
 
     def _launch_cost_s(self, device: DeviceState) -> float:
@@ -188,17 +190,17 @@ class DriverBase:
 
     def _catch_up(self) -> None:
         """Run what would have started by now on the modelled clock."""
-        self.node.timeline.run_until(self.node.host_time_s)
+        self.node.timeline.run_until(self.process.host_time_s)
 
     def _finish(self, *operations: Operation | None) -> None:
         """Block the host until the operations have ended; report a fault or an endless wait."""
         for operation in operations:
             if operation is not None:
                 self._finish_one(operation)
-        self.node.timeline.look(self.node.host_time_s)
+        self.node.timeline.look(self.process.host_time_s)
 
     def _finish_one(self, operation: Operation) -> None:
-        node = self.node
+        node, process = self.node, self.process
         waited_s, step_s = 0.0, 0.0005
         while True:
             try:
@@ -210,9 +212,9 @@ class DriverBase:
                 node.lock.wait(step_s)
                 waited_s += step_s
                 step_s = min(step_s * 2, 0.05)
-                node.timeline.look(node.host_time_s)
-        node.host_time_s = max(node.host_time_s, operation.end_s)
-        self._check_fault(node.devices[operation.stream.context])
+                node.timeline.look(process.host_time_s)
+        process.host_time_s = max(process.host_time_s, operation.end_s)
+        self._check_fault(operation.stream.context)
 
     def _endless(self, operation: Operation, waited_s: float) -> Refusal:
         lines = "\n  ".join(self.node.timeline.blocked_on(operation.stream.context))
@@ -223,26 +225,21 @@ class DriverBase:
             "Write the value from the host before synchronising, or raise Node(host_wait_limit_s=...).",
         )
 
-    def _synchronize(self, device: DeviceState) -> None:
-        """Wait for everything queued in a device's context."""
-        self._finish(*(stream.last for stream in self.node.timeline.streams_of(device.ordinal)))
+    def _synchronize(self, context: Context) -> None:
+        """Wait for everything queued in a context."""
+        self._finish(*(stream.last for stream in self.node.timeline.streams_of(context)))
 
-    def _fail(self, device: DeviceState, code: Any, report: str, now_s: float) -> None:
+    def _fail(self, context: Context, code: Any, report: str, now_s: float) -> None:
         """Kill a context: every later call returns ``code``; queued work is dropped."""
-        if device.fault is None:
-            device.fault = Fault(int(code), report)
-            self.node.report = report
-        self.node.timeline.drop(device.ordinal, now_s)
+        if context.fault is None:
+            context.fault = Fault(int(code), report)
+            context.process.report = report
+        self.node.timeline.drop(context, now_s)
 
 
-def context_handle(device: DeviceState) -> int:
-    """The value of a primary context's handle."""
-    return 0x5AFC_0000_0000 + 0x1000 * (device.ordinal + 1)
-
-
-def as_context(device: DeviceState | None) -> Any:
-    """The CUcontext of a device; a null one for None."""
-    return cuda.CUcontext(0 if device is None else context_handle(device))
+def as_context(context: Context | None) -> Any:
+    """The CUcontext of a context; a null one for None."""
+    return cuda.CUcontext(0 if context is None else context.handle)
 
 
 def calling_line() -> str:

@@ -82,35 +82,34 @@ class CopyCalls(MemoryCalls):
             raise invalid(f"ByteCount must not be negative, got {nbytes}")
         if nbytes == 0:
             return
-        device = self.node.devices[stream.context]
+        device = stream.context.device
         staged = src.device is None and not src.pinned
         data = host_bytes(src.address, nbytes).copy() if staged else None
 
         def move() -> None:
-            if dst.device is not None and src.device is not None:
-                dst.device.memory.copy(dst.address, src.device.memory, src.address, nbytes)
-            elif src.device is not None:
-                host_bytes(dst.address, nbytes)[:] = src.device.memory.read(src.address, nbytes)
+            if dst.memory is not None and src.memory is not None:
+                dst.memory.copy(dst.at, src.memory, src.at, nbytes)
+            elif src.memory is not None:
+                host_bytes(dst.address, nbytes)[:] = src.memory.read(src.at, nbytes)
             else:
                 read = data if data is not None else host_bytes(src.address, nbytes)
-                if dst.device is not None:
-                    dst.device.memory.write(dst.address, read)
+                if dst.memory is not None:
+                    dst.memory.write(dst.at, read)
                 else:
                     host_bytes(dst.address, nbytes)[:] = read
             for place, write in ((src, False), (dst, True)):
                 if place.device is not None:
-                    self._touch(place.device, place.address, nbytes, write=write)
+                    self._touch(place.device, place.at, nbytes, write=write)
 
         label = f"copy of {nbytes} bytes from {src.address:#x} to {dst.address:#x}"
         seconds = _copy_seconds(device, dst, src, nbytes)
-        operation = self._queue(stream, device, label, move, seconds, _engine(device, dst, src))
+        operation = self._queue(stream, label, move, seconds, _engine(device, dst, src))
         if block or (dst.device is None and not dst.pinned):
             self._finish(operation)
 
     def _queue(
         self,
         stream: Stream,
-        device: DeviceState,
         label: str,
         move: Callable[[], None],
         seconds: float,
@@ -120,10 +119,13 @@ class CopyCalls(MemoryCalls):
             try:
                 move()
             except EmulationError as error:
-                self._fail(device, fault_code(error), f"{error}\n  in {label} on {stream.name}", start_s)
+                self._fail(
+                    stream.context, fault_code(error), f"{error}\n  in {label} on {stream.name}", start_s
+                )
             return seconds
 
-        return self._submit(stream, label, run, unit=unit, host_cost_s=self._launch_cost_s(device))
+        cost_s = self._launch_cost_s(stream.context.device)
+        return self._submit(stream, label, run, unit=unit, host_cost_s=cost_s)
 
     def _touch(self, device: DeviceState, address: int, nbytes: int, *, write: bool) -> None:
         """Let a copy pass through the device's L2."""
@@ -173,17 +175,17 @@ class CopyCalls(MemoryCalls):
         pattern = int(value).to_bytes(width, "little")
 
         def fill() -> None:
-            if place.device is None:
+            if place.device is None or place.memory is None:
                 host_bytes(address, nbytes)[:] = np.frombuffer(pattern * count, np.uint8)
             else:
-                place.device.memory.fill(address, nbytes, pattern)
-                self._touch(place.device, address, nbytes, write=True)
+                place.memory.fill(place.at, nbytes, pattern)
+                self._touch(place.device, place.at, nbytes, write=True)
 
-        device = self.node.devices[where.context]
+        device = where.context.device
         spec, host = device.profile.device, device.profile.host
         rate = spec.peak_memory_gbps * 1e9 * device.profile.dram.write_efficiency
         seconds = host.copy_startup_us * 1e-6 + nbytes / rate
-        operation = self._queue(where, device, f"memset of {nbytes} bytes", fill, seconds, device.compute)
+        operation = self._queue(where, f"memset of {nbytes} bytes", fill, seconds, device.compute)
         if block and place.device is None:
             self._finish(operation)
 

@@ -9,9 +9,9 @@ from typing import Any
 from cuda.bindings import driver as cuda
 
 from smfree.emulator.driver.attributes import device_attribute
-from smfree.emulator.driver.base import DriverBase, Needs, as_context, context_handle, entry
+from smfree.emulator.driver.base import DriverBase, Needs, as_context, entry
 from smfree.emulator.driver.errors import CUresult, Refusal, error_text, invalid
-from smfree.emulator.node import DeviceState
+from smfree.emulator.process import Context
 
 
 class DeviceCalls(DriverBase):
@@ -21,7 +21,7 @@ class DeviceCalls(DriverBase):
     def cuInit(self, Flags: int) -> None:
         if int(Flags) != 0:
             raise invalid(f"Flags must be 0, got {Flags}")
-        self.node.initialised = True
+        self.process.initialised = True
 
     @entry(1, Needs.NOTHING)
     def cuDriverGetVersion(self) -> int:
@@ -70,78 +70,63 @@ class DeviceCalls(DriverBase):
 
     # ---------------------------------------------------------------------------------- primary contexts
 
+    def _primary(self, dev: Any) -> Context:
+        """This process's primary context on a device."""
+        return self.process.contexts[self._device_at(dev).ordinal]
+
     @entry(1, Needs.INIT)
     def cuDevicePrimaryCtxRetain(self, dev: Any) -> Any:
-        device = self._device_at(dev)
-        device.retained += 1
-        return as_context(device)
+        context = self._primary(dev)
+        context.retained += 1
+        return as_context(context)
 
     @entry(0, Needs.INIT)
     def cuDevicePrimaryCtxRelease(self, dev: Any) -> None:
-        device = self._device_at(dev)
-        if device.retained == 0:
+        context = self._primary(dev)
+        if context.retained == 0:
             raise Refusal(
                 CUresult.CUDA_ERROR_INVALID_CONTEXT,
-                f"the primary context of device {device.ordinal} is not retained",
+                f"the primary context of device {context.ordinal} is not retained",
             )
-        device.retained -= 1
-        if device.retained == 0:
-            self._destroy(device)
-
-    def _destroy(self, device: DeviceState) -> None:
-        """End a context: its queued work, streams, events, modules and memory go; a fault stays."""
-        self.node.timeline.drop(device.ordinal, self.node.host_time_s)
-        for stream in self.node.timeline.streams_of(device.ordinal):
-            self.node.timeline.remove(stream)
-        device.default_stream = None
-        device.per_thread_streams.clear()
-        for module in device.modules.values():
-            device.allocations.update(address for address, _ in module.symbols.values())
-        device.modules.clear()
-        for address in device.allocations:
-            device.memory.free(address)
-        device.allocations.clear()
-        self.node.forget(device.ordinal)
+        context.retained -= 1
+        if context.retained == 0:
+            context.end()
 
     @entry(2, Needs.INIT)
     def cuDevicePrimaryCtxGetState(self, dev: Any) -> tuple[int, int]:
-        device = self._device_at(dev)
-        return device.context_flags, int(device.active)
+        context = self._primary(dev)
+        return context.flags, int(context.active)
 
     @entry(0, Needs.INIT)
     def cuDevicePrimaryCtxSetFlags(self, dev: Any, flags: int) -> None:
-        self._device_at(dev).context_flags = int(flags)
+        self._primary(dev).flags = int(flags)
 
     # ----------------------------------------------------------------------------------- current context
 
     @entry(0, Needs.INIT)
     def cuCtxSetCurrent(self, ctx: Any) -> None:
-        stack = self._contexts()
+        stack = self.process.context_stack
         if ctx is None or int(ctx) == 0:
             if stack:
                 stack.pop()
             return
-        ordinal = self._context_device(ctx).ordinal
-        if stack:
-            stack[-1] = ordinal
-        else:
-            stack.append(ordinal)
+        stack[-1:] = [self._context_of(ctx)]
 
     @entry(1, Needs.INIT)
     def cuCtxGetCurrent(self) -> Any:
-        stack = self._contexts()
-        return as_context(self.node.devices[stack[-1]] if stack else None)
+        stack = self.process.context_stack
+        return as_context(stack[-1] if stack else None)
 
     @entry(0, Needs.INIT)
     def cuCtxPushCurrent(self, ctx: Any) -> None:
-        self._contexts().append(self._context_device(ctx).ordinal)
+        self.process.context_stack.append(self._context_of(ctx))
 
     @entry(1, Needs.INIT)
     def cuCtxPopCurrent(self) -> Any:
-        stack = self._contexts()
+        stack = self.process.context_stack
         if not stack:
             raise Refusal(CUresult.CUDA_ERROR_INVALID_CONTEXT, "no context is current in this thread")
-        return as_context(self.node.devices[stack.pop()])
+        return as_context(stack.pop())
 
     @entry(1)
     def cuCtxGetDevice(self) -> Any:
@@ -149,12 +134,12 @@ class DeviceCalls(DriverBase):
 
     @entry(1)
     def cuCtxGetFlags(self) -> int:
-        return self._device().context_flags
+        return self._context().flags
 
     @entry(1, Needs.INIT)
     def cuCtxGetId(self, ctx: Any) -> int:
-        device = self._device() if ctx is None or int(ctx) == 0 else self._context_device(ctx)
-        return context_handle(device)
+        context = self._context() if ctx is None or int(ctx) == 0 else self._context_of(ctx)
+        return context.handle
 
     @entry(2)
     def cuCtxGetStreamPriorityRange(self) -> tuple[int, int]:
@@ -162,7 +147,7 @@ class DeviceCalls(DriverBase):
 
     @entry(0)
     def cuCtxSynchronize(self) -> None:
-        self._synchronize(self._device())
+        self._synchronize(self._context())
 
 
 GREATEST_PRIORITY = -5

@@ -98,8 +98,9 @@ class LaunchCalls(ModuleCalls):
         self._launch(function, shape, stream, pack(function.kernel, kernelParams, 0))
 
     def _launch(self, function: LoadedFunction, shape: Shape, stream: Stream, params: bytes) -> None:
-        device, node = function.module.device, self.node
-        if stream.context != device.ordinal:
+        context, node = function.context, self.node
+        device = context.device
+        if stream.context is not context:
             raise invalid_stream(function, stream)
         if shape.cooperative:
             self._check_resident(function, shape)
@@ -122,9 +123,10 @@ class LaunchCalls(ModuleCalls):
                     start_cycle=start_s * cycles_per_s,
                     module_symbols=symbols,
                     registers=function.registers,
+                    context=context,
                 )
             except EmulationError as error:
-                self._fail(device, fault_code(error), f"{error}\n  in {label}", start_s)
+                self._fail(context, fault_code(error), f"{error}\n  in {label}", start_s)
                 return 0.0
             seconds = outcome.cycles / cycles_per_s
             outcome.counters.launches = 1
@@ -228,7 +230,7 @@ def invalid_stream(function: LoadedFunction, stream: Stream) -> Refusal:
     return Refusal(
         CUresult.CUDA_ERROR_INVALID_HANDLE,
         f"kernel {function.name} was loaded on device {function.module.device.ordinal}, {stream.name} "
-        f"belongs to device {stream.context}; load the module in the stream's context",
+        f"belongs to device {stream.context.ordinal}; load the module in the stream's context",
     )
 
 

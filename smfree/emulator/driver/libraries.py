@@ -10,7 +10,7 @@ from cuda.bindings import driver as cuda
 from smfree.emulator.driver.base import Needs, entry
 from smfree.emulator.driver.errors import CUresult, Refusal, invalid
 from smfree.emulator.driver.modules import LoadedModule, ModuleCalls, name_of, parse_image, text_of
-from smfree.emulator.node import DeviceState
+from smfree.emulator.process import Context
 
 
 @dataclass(slots=True, eq=False)
@@ -48,18 +48,18 @@ class LibraryCalls(ModuleCalls):
     ) -> Any:
         library = Library(0, text_of(code))
         tree = parse_image(library.text)
-        library.handle = self.node.name(library)
-        library.kernels = {name: self.node.name(LibraryKernel(library, name)) for name in tree.kernels}
+        library.handle = self.process.name(library)
+        library.kernels = {name: self.process.name(LibraryKernel(library, name)) for name in tree.kernels}
         return cuda.CUlibrary(library.handle)
 
     @entry(0, Needs.INIT)
     def cuLibraryUnload(self, library: Any) -> None:
         found = self._find(library, Library, "library")
         for module in found.modules.values():
-            if module.handle in self.node.objects:
+            if module.handle in self.process.objects:
                 self._unload(module)
         for handle in (*found.kernels.values(), found.handle):
-            del self.node.objects[handle]
+            del self.process.objects[handle]
 
     @entry(1, Needs.INIT)
     def cuLibraryGetKernel(self, library: Any, name: Any) -> Any:
@@ -74,18 +74,18 @@ class LibraryCalls(ModuleCalls):
     @entry(1)
     def cuLibraryGetModule(self, library: Any) -> Any:
         found = self._find(library, Library, "library")
-        return cuda.CUmodule(self._in_context(found, self._device()).handle)
+        return cuda.CUmodule(self._in_context(found, self._context()).handle)
 
     @entry(1)
     def cuKernelGetFunction(self, kernel: Any) -> Any:
         found = self._find(kernel, LibraryKernel, "kernel")
-        module = self._in_context(found.library, self._device())
+        module = self._in_context(found.library, self._context())
         return cuda.CUfunction(module.functions[found.name].handle)
 
-    def _in_context(self, library: Library, device: DeviceState) -> LoadedModule:
-        module = library.modules.get(device.ordinal)
-        if module is None or module.handle not in self.node.objects:
-            module = library.modules[device.ordinal] = self._load(library.text)
+    def _in_context(self, library: Library, context: Context) -> LoadedModule:
+        module = library.modules.get(context.ordinal)
+        if module is None or module.handle not in self.process.objects:
+            module = library.modules[context.ordinal] = self._load(library.text)
         return module
 
     @entry(0)

@@ -8,20 +8,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from cuda.bindings import driver as cuda
 
-from smfree.emulator.allocations import DEVICE_SPACE_BYTES
+from smfree.emulator.address_space import Located
 from smfree.emulator.driver.base import DriverBase, Needs, as_context, calling_line, entry
 from smfree.emulator.driver.errors import CUresult, Refusal, invalid
 from smfree.emulator.errors import MemoryFault
 from smfree.emulator.host_memory import HostRange
+from smfree.emulator.memory import GlobalMemory
 from smfree.emulator.node import DeviceState
+from smfree.emulator.process import AllocationKind, Context
 
 
 class Place(NamedTuple):
-    """Where an address lies: on a device, in page-locked host memory (``known``), or in pageable memory."""
+    """Where an address lies: on a device, in page-locked host memory (``known``), or in pageable memory.
+
+    ``address`` is the process's; on a device the bytes are those of ``memory`` from ``at`` on.
+    """
 
     address: int
-    device: DeviceState | None
-    known: HostRange | None
+    device: DeviceState | None = None
+    known: HostRange | None = None
+    memory: GlobalMemory | None = None
+    at: int = 0
 
     @property
     def pinned(self) -> bool:
@@ -52,59 +59,59 @@ class MemoryCalls(DriverBase):
 
     @entry(1)
     def cuMemAlloc(self, bytesize: int) -> Any:
-        return self._allocate(self._device(), bytesize, "cuMemAlloc")
+        return self._allocate(self._context(), bytesize, AllocationKind.DEVICE)
 
-    def _allocate(self, device: DeviceState, nbytes: int, call: str) -> Any:
+    def _allocate(self, context: Context, nbytes: int, kind: AllocationKind) -> Any:
         if nbytes <= 0:
             raise invalid(f"bytesize must be positive, got {nbytes}")
         try:
-            address = device.memory.alloc(nbytes, 512, f"{call} at {calling_line()}")
+            return cuda.CUdeviceptr(context.allocate(nbytes, 512, f"{kind} at {calling_line()}", kind))
         except MemoryError as error:
             raise Refusal(CUresult.CUDA_ERROR_OUT_OF_MEMORY, str(error)) from None
-        device.allocations.add(address)
-        return cuda.CUdeviceptr(address)
 
     @entry(0)
     def cuMemFree(self, dptr: Any) -> None:
         address = int(dptr)
         if address:
-            device = self._owner(address)
-            self._synchronize(device)
-            self._free(device, address)
+            context = self._holder(address)
+            self._synchronize(context)
+            self._free(context, address)
 
-    def _owner(self, address: int) -> DeviceState:
-        """The device whose address space holds ``address``."""
-        for device in self.node.devices:
-            if 0 <= address - device.memory.base < DEVICE_SPACE_BYTES:
-                return device
-        raise invalid(f"{address:#x} is no device address")
+    def _holder(self, address: int) -> Context:
+        """This process's context on the device in whose window ``address`` lies."""
+        device = self.process.space.window(address)
+        if device is None:
+            raise invalid(f"{address:#x} is no device address")
+        return self.process.contexts[device.ordinal]
 
-    def _free(self, device: DeviceState, address: int) -> None:
+    def _free(self, context: Context, address: int) -> None:
+        found = context.device.memory.allocation_of(address)
+        if found is not None and found.owner is not self.process:
+            raise invalid(f"{address:#x} is in {found} of {found.owner}; only that process may free it")
         try:
-            device.memory.free(address)
+            context.free(address)
         except MemoryFault as fault:
             raise invalid(str(fault)) from None
-        device.allocations.discard(address)
 
     @entry(1)
     def cuMemAllocAsync(self, bytesize: int, hStream: Any) -> Any:
         stream = self._stream(hStream)
-        pointer = self._allocate(self.node.devices[stream.context], bytesize, "cuMemAllocAsync")
+        pointer = self._allocate(stream.context, bytesize, AllocationKind.STREAM_ORDERED)
         self._submit(stream, f"allocation of {bytesize} bytes")
         return pointer
 
     @entry(0)
     def cuMemFreeAsync(self, dptr: Any, hStream: Any) -> None:
         stream, address = self._stream(hStream), int(dptr)
-        device = self._owner(address)
-        if device.memory.allocation_of(address) is None:
+        context = self._holder(address)
+        if context.device.memory.allocation_of(address) is None:
             raise invalid(f"{address:#x} is in no live allocation")
 
         def release(start_s: float) -> float:
             try:
-                self._free(device, address)
+                self._free(context, address)
             except Refusal as refusal:
-                self._fail(device, CUresult.CUDA_ERROR_ILLEGAL_ADDRESS, refusal.message, start_s)
+                self._fail(context, CUresult.CUDA_ERROR_ILLEGAL_ADDRESS, refusal.message, start_s)
             return 0.0
 
         self._submit(stream, f"free of {address:#x}", release)
@@ -118,15 +125,11 @@ class MemoryCalls(DriverBase):
     @entry(2)
     def cuMemGetAddressRange(self, dptr: Any) -> tuple[Any, int]:
         address = int(dptr)
-        device = self.node.device_of(address)
-        if device is not None:
-            found = device.memory.allocation_of(address)
-            assert found is not None
-            return cuda.CUdeviceptr(found.start), found.nbytes
-        host = self.node.host.range_of(address)
-        if host is None:
+        found = self._located(address)
+        if found is None:
             raise Refusal(CUresult.CUDA_ERROR_NOT_FOUND, f"{address:#x} is in no live allocation")
-        return cuda.CUdeviceptr(host.address), host.nbytes
+        start, nbytes = self._extent(found, address)
+        return cuda.CUdeviceptr(start), nbytes
 
     # --------------------------------------------------------------------------------------- host memory
 
@@ -146,7 +149,7 @@ class MemoryCalls(DriverBase):
         if nbytes <= 0:
             raise invalid(f"bytesize must be positive, got {nbytes}")
         try:
-            return self.node.host.allocate(nbytes, flags).address
+            return self.node.host.allocate(nbytes, flags, self.process).address
         except OSError as error:
             raise Refusal(
                 CUresult.CUDA_ERROR_OUT_OF_MEMORY, f"{nbytes} bytes of host memory: {error}"
@@ -157,7 +160,7 @@ class MemoryCalls(DriverBase):
         found = self._host_start(p)
         if found.owner is None:
             raise invalid(f"{found.address:#x} was registered, not allocated; use cuMemHostUnregister")
-        self._synchronize(self._device())
+        self._synchronize(self._context())
         self.node.host.drop(found.address)
 
     @entry(0)
@@ -171,7 +174,7 @@ class MemoryCalls(DriverBase):
                     CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
                     f"[{address:#x}, +{bytesize}) overlaps the known [{known.address:#x}, +{known.nbytes})",
                 )
-        self.node.host.register(address, int(bytesize), int(Flags))
+        self.node.host.register(address, int(bytesize), int(Flags), self.process)
 
     @entry(0)
     def cuMemHostUnregister(self, p: Any) -> None:
@@ -181,7 +184,7 @@ class MemoryCalls(DriverBase):
             raise Refusal(
                 CUresult.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, f"{address:#x} starts no registered range"
             )
-        self._synchronize(self._device())
+        self._synchronize(self._context())
         self.node.host.drop(address)
 
     @entry(1)
@@ -211,13 +214,12 @@ class MemoryCalls(DriverBase):
 
         ``on_device``: the argument is a CUdeviceptr, so pageable memory is refused too.
         """
-        for device in self.node.devices:
-            if 0 <= address - device.memory.base < DEVICE_SPACE_BYTES:
-                try:
-                    device.memory.check_range(address, max(1, nbytes), role)
-                except MemoryFault as fault:
-                    raise invalid(str(fault)) from None
-                return Place(address, device, None)
+        try:
+            found = self.process.space.locate(address, nbytes, role)
+        except MemoryFault as fault:
+            raise invalid(str(fault)) from None
+        if found is not None and isinstance(found.memory, GlobalMemory):
+            return Place(address, found.device, None, found.memory, found.address)
         known = self.node.host.range_of(address, max(1, nbytes))
         if known is None and on_device:
             raise invalid(f"{role}: {address:#x} is neither a device address nor page-locked; use cuMemAlloc")
@@ -232,10 +234,28 @@ class MemoryCalls(DriverBase):
                     )
         return Place(address, None, known)
 
+    def _located(self, address: int) -> Located | None:
+        """Where one byte of this process is; None when the driver does not know it."""
+        try:
+            return self.process.space.locate(address, 1, "address")
+        except MemoryFault:
+            return None
+
+    def _extent(self, found: Located, address: int) -> tuple[int, int]:
+        """First address and bytes of the allocation or mapping that holds a located address."""
+        if found.mapping is not None:
+            return found.mapping.start, found.mapping.nbytes
+        if isinstance(found.memory, GlobalMemory):
+            home = found.memory.check_range(found.address, 1, "address")
+            return home.start, home.nbytes
+        host = found.memory.range_of(address)
+        assert host is not None, "located there"
+        return host.address, host.nbytes
+
     @entry(1)
     def cuPointerGetAttribute(self, attribute: Any, ptr: Any) -> Any:
         address = int(ptr)
-        if self.node.device_of(address) is None and self.node.host.range_of(address) is None:
+        if self._located(address) is None:
             raise invalid(f"{address:#x} is unknown to the driver")
         return self._pointer_attribute(attribute, address)
 
@@ -247,12 +267,12 @@ class MemoryCalls(DriverBase):
         return [self._pointer_attribute(item, int(ptr)) for item in (attributes or ())[: int(numAttributes)]]
 
     def _pointer_attribute(self, attribute: Any, address: int) -> Any:
-        device, host = self.node.device_of(address), self.node.host.range_of(address)
-        found = device.memory.allocation_of(address) if device is not None else None
-        start = found.start if found is not None else host.address if host is not None else 0
+        found = self._located(address)
+        device = found.device if found is not None else None
+        start, nbytes = self._extent(found, address) if found is not None else (0, 0)
         match attribute.name.removeprefix("CU_POINTER_ATTRIBUTE_"):
             case "CONTEXT":
-                return as_context(device)
+                return as_context(self.process.contexts[device.ordinal] if device is not None else None)
             case "MEMORY_TYPE":
                 kinds = cuda.CUmemorytype
                 kind = kinds.CU_MEMORYTYPE_DEVICE if device is not None else kinds.CU_MEMORYTYPE_HOST
@@ -262,17 +282,17 @@ class MemoryCalls(DriverBase):
             case "HOST_POINTER":
                 if device is not None:
                     raise invalid(f"{address:#x} is device memory; it has no host pointer")
-                return address if host is not None else 0
+                return address if found is not None else 0
             case "SYNC_MEMOPS" | "IS_MANAGED" | "IS_LEGACY_CUDA_IPC_CAPABLE":
                 return False
             case "BUFFER_ID":
                 return start
             case "DEVICE_ORDINAL":
-                return device.ordinal if device is not None else (0 if host is not None else -2)
+                return device.ordinal if device is not None else (0 if found is not None else -2)
             case "RANGE_START_ADDR":
                 return cuda.CUdeviceptr(start)
             case "RANGE_SIZE":
-                return found.nbytes if found is not None else host.nbytes if host is not None else 0
+                return nbytes
             case "MAPPED":
                 return bool(start)
         raise invalid(f"the emulator has no answer for {attribute.name}")

@@ -14,6 +14,7 @@ from smfree.emulator.driver.base import DriverBase, entry
 from smfree.emulator.driver.errors import CUresult, Refusal, invalid, unsupported
 from smfree.emulator.errors import PtxError, Unsupported
 from smfree.emulator.node import DeviceState
+from smfree.emulator.process import AllocationKind, Context
 from smfree.emulator.ptx.ast import GlobalVar, Kernel, Module
 from smfree.emulator.ptx.check import load
 
@@ -27,15 +28,14 @@ class LoadedModule:
     """One module in one context. ``symbols``: address and size in bytes of each variable."""
 
     handle: int
-    device: DeviceState
+    context: Context
     tree: Module
     symbols: dict[str, tuple[int, int]]
     functions: dict[str, LoadedFunction] = field(default_factory=dict)
 
     @property
-    def context(self) -> int:
-        """The ordinal of the device whose context holds it."""
-        return self.device.ordinal
+    def device(self) -> DeviceState:
+        return self.context.device
 
     @property
     def addresses(self) -> dict[str, int]:
@@ -60,9 +60,8 @@ class LoadedFunction:
     non_portable_cluster: bool = False
 
     @property
-    def context(self) -> int:
-        """The ordinal of the device whose context holds it."""
-        return self.module.device.ordinal
+    def context(self) -> Context:
+        return self.module.context
 
     @property
     def name(self) -> str:
@@ -108,44 +107,44 @@ class ModuleCalls(DriverBase):
         return cuda.CUmodule(self._load(text_of(image)).handle)
 
     def _load(self, text: str) -> LoadedModule:
-        device = self._device()
+        context = self._context()
         tree = parse_image(text)
-        _check_target(device, tree.target)
+        _check_target(context.device, tree.target)
         missing = [var.name for var in tree.globals.values() if var.is_extern]
         if missing:
             raise Refusal(
                 CUresult.CUDA_ERROR_NOT_FOUND, f"no module defines the extern variables {', '.join(missing)}"
             )
         symbols = {
-            name: (self._place_variable(device, var), var.size_bytes) for name, var in tree.globals.items()
+            name: (self._place_variable(context, var), var.size_bytes) for name, var in tree.globals.items()
         }
         for var in tree.globals.values():
             for offset, target in var.relocations:
                 if target.name not in symbols:
                     raise unsupported(f"variable {var.name} holds the address of {target.name}, no variable")
                 value = symbols[target.name][0] + target.offset
-                device.memory.write(symbols[var.name][0] + offset, value.to_bytes(8, "little"))
-        module = LoadedModule(0, device, tree, symbols)
-        module.handle = self.node.name(module)
-        device.modules[module.handle] = module
+                context.device.memory.write(symbols[var.name][0] + offset, value.to_bytes(8, "little"))
+        module = LoadedModule(0, context, tree, symbols)
+        module.handle = self.process.name(module)
+        context.modules[module.handle] = module
         for kernel in tree.kernels.values():
             self._add_function(module, kernel)
         return module
 
-    def _place_variable(self, device: DeviceState, var: GlobalVar) -> int:
-        size = max(1, var.size_bytes)
+    def _place_variable(self, context: Context, var: GlobalVar) -> int:
+        size, label = max(1, var.size_bytes), f".{var.space} {var.name}"
         try:
-            address = device.memory.alloc(size, max(16, var.align), f".{var.space} {var.name}")
+            address = context.allocate(size, max(16, var.align), label, AllocationKind.VARIABLE)
         except MemoryError as error:
             raise Refusal(CUresult.CUDA_ERROR_OUT_OF_MEMORY, str(error)) from None
-        device.memory.write(address, var.init.ljust(size, b"\0"))
+        context.device.memory.write(address, var.init.ljust(size, b"\0"))
         return address
 
     def _add_function(self, module: LoadedModule, kernel: Kernel) -> None:
         limit = max(0, PORTABLE_SHARED_BYTES - kernel.static_shared_bytes)
         function = LoadedFunction(0, module, kernel, limit)
-        function.registers, function.local_bytes = self.node.described.get(kernel.name, (None, None))
-        function.handle = self.node.name(function)
+        function.registers, function.local_bytes = self.process.described.get(kernel.name, (None, None))
+        function.handle = self.process.name(function)
         module.functions[kernel.name] = function
 
     @entry(0)
@@ -153,12 +152,12 @@ class ModuleCalls(DriverBase):
         self._unload(self._find(hmod, LoadedModule, "module"))
 
     def _unload(self, module: LoadedModule) -> None:
-        self._synchronize(module.device)
+        self._synchronize(module.context)
         for address, _ in module.symbols.values():
-            module.device.memory.free(address)
+            module.context.free(address)
         for function in module.functions.values():
-            del self.node.objects[function.handle]
-        del self.node.objects[module.handle], module.device.modules[module.handle]
+            del self.process.objects[function.handle]
+        del self.process.objects[module.handle], module.context.modules[module.handle]
 
     @entry(1)
     def cuModuleGetFunction(self, hmod: Any, name: Any) -> Any:
@@ -263,10 +262,10 @@ class ModuleCalls(DriverBase):
             )
         with self.node.lock:
             if isinstance(function, str):
-                self.node.described[function] = registers, local_bytes
+                self.process.described[function] = registers, local_bytes
                 loaded = [
                     item
-                    for item in self.node.objects.values()
+                    for item in self.process.objects.values()
                     if isinstance(item, LoadedFunction) and item.name == function
                 ]
             else:

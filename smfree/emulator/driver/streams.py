@@ -35,19 +35,19 @@ class StreamCalls(MemoryCalls):
         if int(flags) not in (0, 1):
             raise invalid(f"flags must be CU_STREAM_DEFAULT or CU_STREAM_NON_BLOCKING, got {flags}")
         clamped = min(0, max(GREATEST_PRIORITY, int(priority)))
-        return cuda.CUstream(self.node.new_stream(self._device().ordinal, int(flags), clamped).handle)
+        return cuda.CUstream(self._context().new_stream(int(flags), clamped).handle)
 
     @entry(0)
     def cuStreamDestroy(self, hStream: Any) -> None:
         stream = self._find(hStream, Stream, "stream")
-        del self.node.objects[stream.handle]
+        del self.process.objects[stream.handle]
         self.node.timeline.remove(stream)
 
     @entry(0)
     def cuStreamQuery(self, hStream: Any) -> None:
         stream = self._stream(hStream)
         self._catch_up()
-        self._check_fault(self.node.devices[stream.context])
+        self._check_fault(stream.context)
         for operation in self._tail(stream):
             self._require_ended(operation)
 
@@ -63,7 +63,7 @@ class StreamCalls(MemoryCalls):
         return [each.last for each in streams if each.last is not None]
 
     def _require_ended(self, operation: Operation) -> None:
-        if not operation.done or operation.end_s > self.node.host_time_s:
+        if not operation.done or operation.end_s > self.process.host_time_s:
             raise Refusal(CUresult.CUDA_ERROR_NOT_READY, f"{operation.label} has not ended")
 
     @entry(0)
@@ -84,7 +84,7 @@ class StreamCalls(MemoryCalls):
 
     @entry(1)
     def cuStreamGetCtx(self, hStream: Any) -> Any:
-        return as_context(self.node.devices[self._stream(hStream).context])
+        return as_context(self._stream(hStream).context)
 
     @entry(1)
     def cuStreamGetId(self, hStream: Any) -> int:
@@ -101,13 +101,13 @@ class StreamCalls(MemoryCalls):
             raise unsupported("CU_EVENT_INTERPROCESS is not emulated")
         if int(Flags) & ~7:
             raise invalid(f"Flags may hold CU_EVENT_BLOCKING_SYNC and _DISABLE_TIMING, got {Flags:#x}")
-        event = Event(0, self._device().ordinal, timed=not int(Flags) & _DISABLE_TIMING)
-        event.handle = self.node.name(event)
+        event = Event(0, self._context(), timed=not int(Flags) & _DISABLE_TIMING)
+        event.handle = self.process.name(event)
         return cuda.CUevent(event.handle)
 
     @entry(0)
     def cuEventDestroy(self, hEvent: Any) -> None:
-        del self.node.objects[self._event(hEvent).handle]
+        del self.process.objects[self._event(hEvent).handle]
 
     @entry(0)
     def cuEventRecord(self, hEvent: Any, hStream: Any) -> None:
@@ -121,9 +121,10 @@ class StreamCalls(MemoryCalls):
 
     def _record(self, hEvent: Any, hStream: Any) -> None:
         event, stream = self._event(hEvent), self._stream(hStream)
-        if event.context != stream.context:
+        if event.context is not stream.context:
             raise invalid_handle(
-                f"event {event.handle:#x} is of device {event.context}, {stream.name} of {stream.context}"
+                f"event {event.handle:#x} belongs to {event.context}, {stream.name} to {stream.context}; "
+                "record an event in a stream of its own context (cuStreamWaitEvent may cross contexts)"
             )
         event.operation = self._submit(stream, f"record of event {event.handle:#x}")
 
@@ -131,7 +132,7 @@ class StreamCalls(MemoryCalls):
     def cuEventQuery(self, hEvent: Any) -> None:
         event = self._event(hEvent)
         self._catch_up()
-        self._check_fault(self.node.devices[event.context])
+        self._check_fault(event.context)
         if event.operation is not None:
             self._require_ended(event.operation)
 
@@ -203,13 +204,14 @@ class StreamCalls(MemoryCalls):
 
         def write(start_s: float) -> float:
             try:
-                if place.device is None:
+                if place.memory is None:
                     host_bytes(place.address, width)[:] = np.frombuffer(data, np.uint8)
                 else:
-                    place.device.memory.write(place.address, data)
+                    place.memory.write(place.at, data)
             except EmulationError as error:
-                owner = self.node.devices[stream.context]
-                self._fail(owner, fault_code(error), f"{error}\n  in {label} on {stream.name}", start_s)
+                self._fail(
+                    stream.context, fault_code(error), f"{error}\n  in {label} on {stream.name}", start_s
+                )
             return 0.0
 
         self._submit(stream, label, write)
@@ -222,11 +224,11 @@ class StreamCalls(MemoryCalls):
 
 
 def _read(place: Place, width: int) -> int:
-    if place.device is None:
+    if place.memory is None:
         return int.from_bytes(host_bytes(place.address, width).tobytes(), "little")
-    if place.device.memory.allocation_of(place.address) is None:
+    if place.memory.allocation_of(place.at) is None:
         return 0
-    return int.from_bytes(place.device.memory.span(place.address, width)[0].tobytes(), "little")
+    return int.from_bytes(place.memory.span(place.at, width)[0].tobytes(), "little")
 
 
 def _compare(condition: int, value: int, wanted: int, width: int) -> bool:

@@ -48,6 +48,7 @@ from smfree.emulator.ptx import ast, effects
 
 if TYPE_CHECKING:
     from smfree.emulator.node import DeviceState
+    from smfree.emulator.process import Context
 
 OPCODE_FAMILIES = (
     approx,
@@ -88,6 +89,7 @@ def run(
     start_cycle: float = 0.0,
     module_symbols: Mapping[str, int] | None = None,
     registers: int | None = None,
+    context: Context | None = None,
 ) -> LaunchResult:
     """Execute a kernel on an emulated device until its last thread has exited.
 
@@ -96,7 +98,7 @@ def run(
     """
     launch = Launch(
         device, kernel, params, grid, block, cluster, dynamic_shared_bytes, make_schedule(schedule, seed),
-        start_cycle, dict(module_symbols or {}), registers,
+        start_cycle, dict(module_symbols or {}), registers, context,
     )  # fmt: skip
     elsewhere = device.memory.report
     device.memory.report = launch.report  # findings of global memory get CTA, thread and line too
@@ -123,7 +125,9 @@ class Launch(Residency):
         start_cycle: float,
         symbols: dict[str, int],
         registers: int | None,
+        context: Context | None = None,
     ) -> None:
+        self.context = context
         self.device, self.kernel, self.params = device, kernel, params
         self.schedule = schedule
         self.start_cycle = float(np.floor(start_cycle))  # whole: no fraction shows in what a kernel reads
