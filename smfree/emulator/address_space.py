@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 MAPPED_BASE = 0x4000_0000_0000
 """Mappings lie from here on, far above every device's window."""
 MAPPED_BYTES = 1 << 44
+_PROCESS_BYTES = 1 << 40
+PAGE_BYTES = 1 << 21
+"""Pages of device memory, 2 MiB: the granularity of virtual memory management."""
 
 
 class MappingKind(StrEnum):
@@ -84,9 +87,17 @@ class AddressSpace:
         self.version = 0
         self._starts: list[int] = []
         self._by_start: dict[int, Mapping] = {}
+        share = process.number % (MAPPED_BYTES // _PROCESS_BYTES)
+        self._fresh = MAPPED_BASE + share * _PROCESS_BYTES  # so that no other process's pointer fits
 
     def __iter__(self) -> Iterator[Mapping]:
         return iter(self._by_start.values())
+
+    def fresh(self, nbytes: int, align: int = PAGE_BYTES) -> int:
+        """The start of [start, + nbytes) that this process never had; a page that stays empty follows."""
+        start = -(-self._fresh // align) * align
+        self._fresh = start + -(-nbytes // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES
+        return start
 
     def map(self, mapping: Mapping) -> Mapping:
         """Take in a mapping; it must not overlap another one."""
