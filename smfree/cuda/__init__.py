@@ -41,6 +41,7 @@ from smfree.cuda.errors import (
     KernelNotFoundError,
     LaunchError,
     NoDeviceError,
+    PeerError,
     TensorMapError,
     ToolMissingError,
     TraceError,
@@ -50,7 +51,8 @@ from smfree.cuda.errors import (
 from smfree.cuda.image import FunctionFacts, ModuleImage, ParamInfo
 from smfree.cuda.memory import DeviceArray, HostBuffer
 from smfree.cuda.module import Kernel, Module, ModuleLoadError
-from smfree.cuda.streams import Event, Stream
+from smfree.cuda.peers import CopyWay, Path, enable_peers, path_between
+from smfree.cuda.streams import Event, Stream, WaitCondition
 from smfree.cuda.tensormap import DataType, Interleave, L2Promotion, OobFill, Swizzle, TensorMap
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "CompileCache",
     "CompileError",
     "ContextFailedError",
+    "CopyWay",
     "CudaHostError",
     "CudaSource",
     "DataType",
@@ -85,6 +88,8 @@ __all__ = [
     "NoDeviceError",
     "OobFill",
     "ParamInfo",
+    "Path",
+    "PeerError",
     "Stream",
     "Swizzle",
     "TensorMap",
@@ -95,9 +100,12 @@ __all__ = [
     "TritonError",
     "TritonSource",
     "VariableNotFoundError",
+    "WaitCondition",
     "arch_for",
     "compile_cuda",
     "compile_triton",
+    "enable_peers",
     "parse_spec",
+    "path_between",
     "triton_unavailable",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from smfree.cuda import peers
 from smfree.cuda.cache import CompileCache
 from smfree.cuda.calls import Calls
 from smfree.cuda.capabilities import Capabilities
@@ -23,6 +24,7 @@ from smfree.cuda.image import ModuleImage
 from smfree.cuda.interop import wrap
 from smfree.cuda.memory import Allocation, DeviceArray, HostBuffer, as_dtype, as_shape, pinned_array
 from smfree.cuda.module import Module
+from smfree.cuda.peers import Memory
 from smfree.cuda.streams import Event, Stream
 from smfree.cuda.tensormap import TensorMap, encode, spec_for
 
@@ -57,9 +59,11 @@ class Device:
         count = int(self.calls("cuDeviceGetCount"))
         if ordinal >= count:
             raise NoDeviceError(f"{spec} was asked for, but the driver has {count} devices")
-        self._handle = self.calls("cuDeviceGet", ordinal, ordinal=ordinal)
-        self.capabilities = read_capabilities(self.calls, self._handle)
-        self._context: _PrimaryContext | None = _PrimaryContext(self.calls, self._handle)
+        self.handle = self.calls("cuDeviceGet", ordinal, ordinal=ordinal)
+        self.capabilities = read_capabilities(self.calls, self.handle)
+        self.peers: set[int] = set()
+        """Ordinals of the devices whose memory this one may use (:meth:`enable_peer_access`)."""
+        self._context: _PrimaryContext | None = _PrimaryContext(self.calls, self.handle)
         self.calls.context = self._context.handle
         self.default_stream = Stream(self, driver.CUstream(0), owned=False)
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet([self.default_stream])
@@ -148,7 +152,7 @@ class Device:
     @property
     def uuid(self) -> str:
         """The GPU's UUID in hexadecimal."""
-        return bytes(self.calls("cuDeviceGetUuid", self._handle).bytes).hex()
+        return bytes(self.calls("cuDeviceGetUuid", self.handle).bytes).hex()
 
     @property
     def emulator(self) -> Any:
@@ -286,6 +290,38 @@ class Device:
     def event(self, *, timing: bool = True) -> Event:
         """A new event."""
         return Event(self, self.calls("cuEventCreate", 0 if timing else 2), timing=timing)
+
+    # --- peers --------------------------------------------------------------------------------------
+
+    def can_access_peer(self, peer: Device) -> bool:
+        """Whether kernels and copies of this device can be allowed to use memory of ``peer``.
+
+        It says nothing about CUDA IPC; see :func:`smfree.cuda.ipc.ipc_unavailable`.
+        """
+        return peers.can_access_peer(self, peer)
+
+    def enable_peer_access(self, peer: Device) -> None:
+        """Let kernels and copies of this device use memory of ``peer``: one direction only. Twice is fine.
+
+        Raises DriverError naming both devices, PeerError when they are not on one machine.
+        """
+        peers.enable_peer_access(self, peer)
+
+    def copy(self, dst: Memory, src: Memory, *, stream: Stream | None = None) -> None:
+        """Copy bytes between any two memories, asynchronously on a stream of this device (default: its
+        default stream): arrays of any device of the machine, host buffers, numpy arrays.
+
+        Sizes in bytes agree. Pinned and device memory must stay as it is until the copy is done; between two
+        devices :func:`smfree.cuda.peers.path_between` tells the way. Raises ArrayError.
+        """
+        peers.copy(self, dst, src, stream)
+
+    def copy_batch(
+        self, pairs: Iterable[tuple[Memory, Memory]], *, stream: Stream | None = None
+    ) -> peers.CopyWay:
+        """Copy each (dst, src) as :meth:`copy` does, in any order among themselves, in one driver call where
+        the driver has it. Returns which way it was."""
+        return peers.copy_batch(self, pairs, stream)
 
     def synchronize(self) -> None:
         """Wait for everything queued on the device. Raises KernelFaultError when a kernel failed."""

@@ -45,6 +45,10 @@ class ArrayError(CudaHostError, ValueError):
     """A device or host buffer used against its shape, type, alignment or owner."""
 
 
+class PeerError(CudaHostError):
+    """Devices that cannot use each other's memory, or are not on one machine."""
+
+
 class TensorMapError(CudaHostError, ValueError):
     """A tensor map that cuTensorMapEncodeTiled would refuse, or refused."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from enum import IntEnum
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,18 @@ from smfree.cuda.errors import LaunchError
 
 if TYPE_CHECKING:
     from smfree.cuda.device import Device
+
+
+class WaitCondition(IntEnum):
+    """What :meth:`Stream.wait_value` waits for; the values of CUstreamWaitValue_flags."""
+
+    GEQ = 0
+    """``word - value`` as a signed number is not negative."""
+    EQ = 1
+    AND = 2
+    """``word & value`` is not 0."""
+    NOR = 3
+    """``~(word | value)`` is not 0."""
 
 
 class Stream:
@@ -62,22 +75,32 @@ class Stream:
         return event
 
     def wait(self, event: Event) -> None:
-        """Later work of this stream waits for the event."""
-        self.device.calls("cuStreamWaitEvent", self.handle, self._own(event).handle, 0)
+        """Later work of this stream waits for the event, which may be of another device of the machine."""
+        if not isinstance(event, Event) or event.device.driver is not self.device.driver:
+            raise LaunchError(f"a stream waits for an event of its own machine (got {event!r})")
+        self.device.calls("cuStreamWaitEvent", self.handle, event.handle, 0)
 
-    def wait_value(self, ptr: int, value: int) -> None:
-        """Later work waits until the 32-bit word at device address ``ptr`` is >= ``value`` (cyclically)."""
-        _check_word(ptr, value)
-        self.device.calls("cuStreamWaitValue32", self.handle, ptr, value, 0, ptr=hex(ptr), value=value)
+    def wait_value(
+        self, ptr: int, value: int, *, bits: int = 32, condition: WaitCondition | None = None
+    ) -> None:
+        """Later work waits until the word of ``bits`` bits at device address ``ptr`` meets ``condition`` with
+        ``value`` (default: GEQ, word >= value cyclically)."""
+        _check_word(ptr, value, bits)
+        flags = int(WaitCondition.GEQ if condition is None else WaitCondition(condition))
+        self.device.calls(
+            f"cuStreamWaitValue{bits}", self.handle, ptr, value, flags, ptr=hex(ptr), value=value, flags=flags
+        )
 
-    def write_value(self, ptr: int, value: int) -> None:
-        """Write a 32-bit word at device address ``ptr`` after the work queued so far."""
-        _check_word(ptr, value)
-        self.device.calls("cuStreamWriteValue32", self.handle, ptr, value, 0, ptr=hex(ptr), value=value)
+    def write_value(self, ptr: int, value: int, *, bits: int = 32) -> None:
+        """Write a word of ``bits`` bits at device address ``ptr`` after the work queued so far."""
+        _check_word(ptr, value, bits)
+        self.device.calls(f"cuStreamWriteValue{bits}", self.handle, ptr, value, 0, ptr=hex(ptr), value=value)
 
     def _own(self, event: Event) -> Event:
         if not isinstance(event, Event) or event.device is not self.device:
-            raise LaunchError(f"a stream takes events of its own device (got {event!r}); use device.event()")
+            raise LaunchError(
+                f"a stream records events of its own device (got {event!r}); use device.event()"
+            )
         return event
 
     def destroy(self) -> None:
@@ -118,8 +141,10 @@ class Event:
         return float(self.device.calls("cuEventElapsedTime", since.handle, self.handle)) * 1e3
 
 
-def _check_word(ptr: int, value: int) -> None:
+def _check_word(ptr: int, value: int, bits: int) -> None:
+    if bits not in (32, 64):
+        raise LaunchError(f"a word has 32 or 64 bits (got {bits!r})")
     if not isinstance(ptr, Integral):
         raise LaunchError(f"ptr is a device address (got {ptr!r}); for an array pass array.ptr")
-    if not isinstance(value, Integral) or not 0 <= value < 2**32:
-        raise LaunchError(f"the value of a 32-bit word is 0 to 2^32 - 1 (got {value!r})")
+    if not isinstance(value, Integral) or not 0 <= value < 1 << bits:
+        raise LaunchError(f"the value of a {bits}-bit word is 0 to 2^{bits} - 1 (got {value!r})")

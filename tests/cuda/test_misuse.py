@@ -88,7 +88,7 @@ def test_nothing_of_another_device_is_taken(h100: Device) -> None:
                 call()
         with pytest.raises(LaunchError, match="events of its own device"):
             h100.stream().record(other.event())
-        with pytest.raises(LaunchError, match="events of its own device"):
+        with pytest.raises(LaunchError, match="event of its own machine"):
             h100.stream().wait(foreign.record())
         with pytest.raises(LaunchError, match="two events of one device"):
             h100.stream().record().elapsed_us(foreign.record())
