@@ -26,7 +26,7 @@ class HostRange:
     address: int
     nbytes: int
     flags: int
-    owner: mmap.mmap | None = None
+    owner: object = None
     process: object = None
     """The process that did so; None: anybody may name it."""
 

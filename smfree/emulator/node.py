@@ -123,7 +123,8 @@ class Node:
     ``profiles``: profiles or their names. ``schedule``: "timed" (the only one that has a clock) or another
     policy of smfree.emulator.exec; ``seed`` reproduces a run. ``strict``: what becomes of findings that
     hardware usually forgives. ``executor`` replaces the kernel executor. ``host_wait_limit_s``: wall seconds
-    that a synchronisation waits for the host to write what a stream waits for.
+    that a synchronisation waits for the host to write what a stream waits for. ``host``: the memory that is
+    page-locked.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Node:
         *,
         executor: Executor | None = None,
         host_wait_limit_s: float = 2.0,
+        host: HostMemory | None = None,
     ) -> None:
         if not profiles:
             raise ValueError("a node needs at least one device; give one profile per device")
@@ -147,7 +149,7 @@ class Node:
         """What ``strict="record"`` collected, oldest first."""
         self.timeline = Timeline(clocked=self.clocked)
         self.lock = threading.Condition(threading.RLock())
-        self.host = HostMemory()
+        self.host = HostMemory() if host is None else host
         self._handles = itertools.count(_FIRST_HANDLE, 0x10)
         self.devices = [
             self._make_device(ordinal, load_profile(profile) if isinstance(profile, str) else profile)

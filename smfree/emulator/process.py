@@ -110,7 +110,7 @@ class Process:
         self.host_time_s = 0.0
         """The modelled clock of this process's host thread."""
         self.threads = threading.local()
-        """Per host thread: ``contexts``, the stack of current contexts."""
+        """Per host thread: ``contexts``, the stack of current contexts; ``caller``, where a served program calls."""
         self.objects: dict[int, Any] = {}
         """Everything a handle of this process can name."""
         self.described: dict[str, tuple[int, int]] = {}

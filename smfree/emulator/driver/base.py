@@ -100,6 +100,10 @@ class DriverBase:
                 CUresult(context.fault.code), f"an earlier fault is sticky.\n{context.fault.report}"
             )
 
+    def _caller(self) -> str:
+        """``file:line`` of the program's call, for reports; a served process sends it with the call."""
+        return getattr(self.process.threads, "caller", "") or calling_line()
+
     # ------------------------------------------------------------------------------------------ contexts
 
     def _context(self) -> Context:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any, NamedTuple
 
-from smfree.emulator.driver.base import calling_line, entry
+from smfree.emulator.driver.base import entry
 from smfree.emulator.driver.errors import CUresult, Refusal, fault_code, invalid, unsupported
 from smfree.emulator.driver.modules import LoadedFunction, ModuleCalls
 from smfree.emulator.driver.params import pack
@@ -105,7 +105,7 @@ class LaunchCalls(ModuleCalls):
         if shape.cooperative:
             self._check_resident(function, shape)
         kernel, symbols = function.kernel, function.module.addresses
-        label = f"kernel {function.name} ({shape}) on {stream.name}, launched at {calling_line()}"
+        label = f"kernel {function.name} ({shape}) on {stream.name}, launched at {self._caller()}"
         cycles_per_s = device.clock.clock_mhz * 1e6
 
         def execute(start_s: float) -> float:

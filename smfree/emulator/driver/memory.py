@@ -9,7 +9,7 @@ import numpy as np
 from cuda.bindings import driver as cuda
 
 from smfree.emulator.address_space import Located
-from smfree.emulator.driver.base import DriverBase, Needs, as_context, calling_line, entry
+from smfree.emulator.driver.base import DriverBase, Needs, as_context, entry
 from smfree.emulator.driver.errors import CUresult, Refusal, invalid
 from smfree.emulator.errors import MemoryFault
 from smfree.emulator.host_memory import HostRange
@@ -65,7 +65,7 @@ class MemoryCalls(DriverBase):
         if nbytes <= 0:
             raise invalid(f"bytesize must be positive, got {nbytes}")
         try:
-            return cuda.CUdeviceptr(context.allocate(nbytes, 512, f"{kind} at {calling_line()}", kind))
+            return cuda.CUdeviceptr(context.allocate(nbytes, 512, f"{kind} at {self._caller()}", kind))
         except MemoryError as error:
             raise Refusal(CUresult.CUDA_ERROR_OUT_OF_MEMORY, str(error)) from None
 

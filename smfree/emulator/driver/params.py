@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from smfree.emulator.driver.errors import invalid
-from smfree.emulator.ptx.ast import Kernel, Param
+from smfree.emulator.ptx.ast import Param
 
 _POINTER_BYTES = 8
 _END, _BUFFER_POINTER, _BUFFER_SIZE = 0, 1, 2
@@ -40,13 +41,38 @@ _SCALARS = frozenset(
 )
 
 
-def pack(kernel: Kernel, kernel_params: Any, extra: Any) -> bytes:
+class Signature(Protocol):
+    """What packing needs to know of a kernel."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def params(self) -> tuple[Param, ...]: ...
+    @property
+    def params_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """An argument block that a client of a served node has packed itself."""
+
+    data: bytes
+
+
+def pack(kernel: Signature, kernel_params: Any, extra: Any) -> bytes:
     """The argument block of a launch: every parameter at its offset.
 
     ``kernel_params``: None, the address of a ``void**`` array, a buffer of pointers, or
     ``((values), (ctypes))``. ``extra``: 0 or the address of a CU_LAUNCH_PARAM_* array. Raises Refusal when
     they do not fit the kernel and TypeError for what the real binding does not take.
     """
+    if isinstance(kernel_params, Packed):
+        if len(kernel_params.data) != kernel.params_bytes:
+            raise invalid(
+                f"kernel {kernel.name} takes {kernel.params_bytes} bytes of parameters, got "
+                f"{len(kernel_params.data)}"
+            )
+        return kernel_params.data
     extra_address = 0 if extra is None else int(extra)
     by_params = not (kernel_params is None or (isinstance(kernel_params, int) and kernel_params == 0))
     if extra_address and by_params:
@@ -63,7 +89,7 @@ def pack(kernel: Kernel, kernel_params: Any, extra: Any) -> bytes:
     return bytes(block)
 
 
-def _values(kernel: Kernel, given: Any) -> list[bytes]:
+def _values(kernel: Signature, given: Any) -> list[bytes]:
     if isinstance(given, int):
         return _through_pointers(kernel, given, None)
     if isinstance(given, tuple):
@@ -85,7 +111,7 @@ def _values(kernel: Kernel, given: Any) -> list[bytes]:
     )
 
 
-def _through_pointers(kernel: Kernel, address: int, nbytes: int | None) -> list[bytes]:
+def _through_pointers(kernel: Signature, address: int, nbytes: int | None) -> list[bytes]:
     """Follow one pointer per parameter, as the driver does."""
     count = len(kernel.params)
     if nbytes is not None and nbytes < count * _POINTER_BYTES:
@@ -103,7 +129,7 @@ def _through_pointers(kernel: Kernel, address: int, nbytes: int | None) -> list[
     return values
 
 
-def _from_tuples(kernel: Kernel, values: Sequence[Any], types: Sequence[Any]) -> list[bytes]:
+def _from_tuples(kernel: Signature, values: Sequence[Any], types: Sequence[Any]) -> list[bytes]:
     if len(values) != len(types):
         raise TypeError(f"kernelParams has {len(values)} values but {len(types)} types")
     if len(values) != len(kernel.params):
@@ -117,7 +143,7 @@ def _from_tuples(kernel: Kernel, values: Sequence[Any], types: Sequence[Any]) ->
     ]
 
 
-def _one(kernel: Kernel, index: int, param: Param, value: Any, kind: Any) -> bytes:
+def _one(kernel: Signature, index: int, param: Param, value: Any, kind: Any) -> bytes:
     """The bytes of one value; a type that is not as wide as the parameter is refused."""
     if kind is None:
         if callable(getattr(value, "getPtr", None)):
@@ -162,7 +188,7 @@ def _pointer(index: int, value: Any) -> bytes:
     )
 
 
-def _from_extra(kernel: Kernel, address: int) -> bytes:
+def _from_extra(kernel: Signature, address: int) -> bytes:
     """An argument block the host packed itself (CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE)."""
     words = ctypes.cast(address, ctypes.POINTER(ctypes.c_size_t))
     buffer = size = 0

@@ -1,0 +1,1 @@
+"""One process serves an emulated node; the programs of its ranks are clients and share the devices."""
