@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from cuda.bindings import driver as cuda
@@ -53,10 +54,17 @@ _ENCODE = ctypes.CFUNCTYPE(
 class FakeDriver:
     """Stands in for ``cuda.bindings.driver`` as a *real* driver would be used (cubins, function pointers).
 
-    ``fail[api] = code`` makes a call fail from then on; ``log`` holds (api, arguments) of every call.
+    ``fail[api] = code`` makes a call fail from then on; ``log`` holds (api, arguments) of every call. It has
+    ``gpus`` devices; ``links[a, b]`` holds the P2P attributes of a pair that is linked, ``enabled`` the
+    (current, peer) contexts of each cuCtxEnablePeerAccess, ``uuids`` the first byte of each device's UUID.
     """
 
-    def __init__(self, **attributes: int) -> None:
+    def __init__(self, gpus: int = 1, **attributes: int) -> None:
+        self.gpus = gpus
+        self.links: dict[tuple[int, int], set[str]] = {}
+        self.enabled: set[tuple[int, int]] = set()
+        self.uuids = list(range(1, gpus + 1))
+        self.current = 0
         self.attributes = ATTRIBUTES | attributes
         self.fail: dict[str, Any] = {}
         self.log: list[tuple[str, tuple[Any, ...]]] = []
@@ -64,6 +72,7 @@ class FakeDriver:
         self.blocks_per_sm = 2
         self.maps: list[dict[str, Any]] = []
         self.version = 13000
+        self.capturing: Any = cuda.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
         self._encode = _ENCODE(self._encode_tiled)
         self._handles = iter(range(0x1000, 2**31, 16))
 
@@ -78,6 +87,8 @@ class FakeDriver:
             self.log.append((name, args))
             if name in self.fail:
                 return (self.fail[name], None)
+            if name == "cuCtxEnablePeerAccess":
+                self.enabled.add((self.current, args[0]))
             return (SUCCESS, *answer(*args))
 
         return call
@@ -90,7 +101,11 @@ class FakeDriver:
         """What the functions return beside success."""
         handle = lambda *args: (next(self._handles),)  # noqa: E731
         return {
-            "cuDeviceGetCount": lambda: (1,),
+            "cuDeviceGetCount": lambda: (self.gpus,),
+            "cuDeviceGetUuid": self._uuid,
+            "cuDeviceCanAccessPeer": lambda a, b: (int("ACCESS_SUPPORTED" in self.links.get((a, b), ())),),
+            "cuDeviceGetP2PAttribute": self._link,
+            "cuCtxSetCurrent": self._set_current,
             "cuDeviceGet": lambda ordinal: (ordinal,),
             "cuDeviceGetName": lambda size, device: (b"Fake H100\0\0",),
             "cuDeviceTotalMem": lambda device: (80 * 2**30,),
@@ -114,12 +129,31 @@ class FakeDriver:
             "cuMemcpyDtoH": self._copy,
             "cuMemcpyDtoHAsync": self._copy,
             "cuMemcpyDtoDAsync": self._copy,
+            "cuMemcpyAsync": self._copy,
+            "cuMemcpyBatchAsync": self._copy_batch,
+            "cuStreamIsCapturing": lambda stream: (self.capturing,),
             "cuMemsetD8Async": lambda dst, byte, n, stream: (ctypes.memset(dst, byte, n), ())[1],
             "cuPointerGetAttribute": lambda attribute, ptr: (0,),
             "cuOccupancyMaxActiveBlocksPerMultiprocessor": lambda f, threads, shared: (self.blocks_per_sm,),
             "cuOccupancyMaxActiveClusters": lambda f, config: (16,),
             "cuGetProcAddress": lambda *args: (ctypes.cast(self._encode, ctypes.c_void_p).value, 0),
         }
+
+    def _uuid(self, device: int) -> tuple[Any]:
+        return (SimpleNamespace(bytes=bytes([self.uuids[device]]) * 16),)
+
+    def _set_current(self, context: int) -> tuple[()]:
+        self.current = context
+        return ()
+
+    def _link(self, attribute: Any, a: int, b: int) -> tuple[int]:
+        return (int(attribute.name[len("CU_DEVICE_P2P_ATTRIBUTE_") :] in self.links.get((a, b), ())),)
+
+    def _copy_batch(self, dsts: Any, srcs: Any, sizes: Any, count: int, *rest: Any) -> tuple[()]:
+        assert len(dsts) == len(srcs) == len(sizes) == count
+        for dst, src, size in zip(dsts, srcs, sizes, strict=True):
+            self._copy(int(dst), int(src), size)
+        return ()
 
     def _alloc(self, size: int) -> tuple[int]:
         buffer = (ctypes.c_uint8 * (size + 256))()
