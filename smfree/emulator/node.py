@@ -25,8 +25,11 @@ from smfree.emulator.profile import load as load_profile
 from smfree.emulator.ptx.ast import Kernel
 from smfree.emulator.streams import Timeline, Unit
 from smfree.emulator.trace import Trace
+from smfree.emulator.virtual import Exports
 
 TIMED = "timed"
+NUMA_NODES = 2
+"""Of an emulated machine; the devices are near one or the other, half and half."""
 _FIRST_HANDLE = 0x5AFE_0000_0000
 
 
@@ -115,6 +118,8 @@ class DeviceState:
     last_launch: LaunchRecord | None = None
     trace: Trace | None = None
     """Records the events of each timed launch while it is set."""
+    numa_node: int = 0
+    """The NUMA node of the host that is near."""
 
 
 class Node:
@@ -155,6 +160,9 @@ class Node:
             self._make_device(ordinal, load_profile(profile) if isinstance(profile, str) else profile)
             for ordinal, profile in enumerate(profiles)
         ]
+        for device in self.devices:
+            device.numa_node = device.ordinal * NUMA_NODES // len(self.devices)
+        self.exports = Exports()
         self.processes: list[Process] = []
         """Those attached now."""
         self._numbers = itertools.count()
