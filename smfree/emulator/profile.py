@@ -155,6 +155,24 @@ class SyncSpec:
 
 
 @dataclass(frozen=True)
+class LinkSpec:
+    """The GPU's links: NVLink to the other GPUs of the node, PCIe to the host.
+
+    ``gbps`` of packets in each direction, 1e9 bytes/s. A packet has ``header_bytes`` and carries one 128-byte
+    line for a thread or the TMA, ``copy_packet_bytes`` for a copy engine. ``latency_ns`` and
+    ``pcie_latency_ns`` are one way, ``far_numa_fraction`` is what is left of the host's rate when its memory
+    is on another socket.
+    """
+
+    gbps: float
+    header_bytes: float
+    copy_packet_bytes: float
+    latency_ns: float
+    pcie_latency_ns: float
+    far_numa_fraction: float
+
+
+@dataclass(frozen=True)
 class HostSpec:
     """The host's side: launches and copies (1e9 bytes/s, microseconds)."""
 
@@ -198,6 +216,7 @@ _SECTIONS: dict[str, type] = {
     "tma": TmaSpec,
     "cluster": ClusterSpec,
     "sync": SyncSpec,
+    "link": LinkSpec,
     "host": HostSpec,
 }
 _OPTIONAL = frozenset({"tma", "cluster"})
@@ -222,6 +241,7 @@ class Profile:
     tma: TmaSpec | None
     cluster: ClusterSpec | None
     sync: SyncSpec
+    link: LinkSpec
     host: HostSpec
     notes: Mapping[str, tuple[str, str]] = field(repr=False)
     variants: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False)
@@ -302,13 +322,29 @@ def load(name: str | Path) -> Profile:
             raise FileNotFoundError(
                 f"no profile {key!r}; there are {', '.join(names())}, or give a .toml file"
             )
-        text = (resources.files("smfree.emulator") / "profiles" / f"{key}.toml").read_text(encoding="utf-8")
+        text = _text(key)
     return parse(text, key)
+
+
+def _text(key: str) -> str:
+    return (resources.files("smfree.emulator") / "profiles" / f"{key}.toml").read_text(encoding="utf-8")
+
+
+def _extended(data: dict[str, Any]) -> dict[str, Any]:
+    """A file that ``extends`` a profile of the package has that one's parameters where it gives none; its
+    rows are its own."""
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    whole = {name: table for name, table in tomllib.loads(_text(base)).items() if name in _SECTIONS}
+    for section, table in data.items():
+        whole[section] = {**whole[section], **table} if section in whole else table
+    return whole
 
 
 def parse(text: str, key: str) -> Profile:
     """Build a profile from TOML text. Raises ValueError naming the parameter that is wrong."""
-    data = tomllib.loads(text)
+    data = _extended(tomllib.loads(text))
     parts: dict[str, Any] = {}
     notes: dict[str, tuple[str, str]] = {}
     for section, spec in _SECTIONS.items():

@@ -132,12 +132,9 @@ class ServerBank:
         """Make the calendar hold bin numbers ``first`` .. ``last``, forgetting bins well before ``first``."""
         if last - self._origin < self._bins:
             return
-        drop = max(0, min(first - _HISTORY - self._origin, self._bins))
+        drop = max(0, first - _HISTORY - self._origin)
         kept = self._used[:, drop : self._top].copy() if self._top > drop else self._used[:, :0].copy()
-        bins = self._bins
-        while last - self._origin - drop >= bins:
-            bins *= 2
-        origin = self._origin + drop if drop < self._bins else max(first - _HISTORY, 0)
+        origin, bins = self._origin + drop, self._bins
         while last - origin >= bins:
             bins *= 2
         if bins != self._bins:

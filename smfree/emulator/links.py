@@ -1,0 +1,206 @@
+"""The links of a node: NVLink between its GPUs, PCIe between each GPU and the host.
+
+Every GPU has one egress and one ingress port to the NVLink switch, and one of each to the host. Bytes cross
+the sender's egress and the receiver's ingress port in packets, whose headers cost time and no payload, and
+arrive a latency later. Switches never limit: what two GPUs exchange takes nothing from the others. Times are
+nanoseconds of the node's clock; without a clock bytes are counted and take no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smfree.emulator.profile import Profile
+from smfree.emulator.servers import F8, ServerBank
+
+HOST = -1
+"""The host as an end of a transfer; GPUs are ends by their ordinal."""
+
+
+class Path(StrEnum):
+    """What connects two ends."""
+
+    NVLINK = "NVLink"
+    PCIE = "PCIe"
+    SAME = "the same device"
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What one GPU sent and received over one kind of link. ``wire`` bytes are those of the packets, headers
+    included."""
+
+    sent_bytes: int = 0
+    sent_wire_bytes: int = 0
+    received_bytes: int = 0
+    received_wire_bytes: int = 0
+
+
+@dataclass(slots=True)
+class DeviceTraffic:
+    """All link traffic of one GPU."""
+
+    nvlink: Traffic = field(default_factory=Traffic)
+    pcie: Traffic = field(default_factory=Traffic)
+
+
+class Passage(NamedTuple):
+    """When transfers begin to leave the last port, have left the sender, and have arrived."""
+
+    begin_ns: F8
+    sent_ns: F8
+    arrival_ns: F8
+
+
+class Links:
+    """Ports, latencies and traffic of a node with these GPUs. ``clocked``: whether transfers take time.
+
+    ``traffic[ordinal]`` counts. ``numa_nodes``: the host's memory nodes; GPUs are dealt to them in halves, as
+    in a two-socket server.
+    """
+
+    def __init__(self, profiles: Sequence[Profile], *, clocked: bool = True, numa_nodes: int = 2) -> None:
+        self.profiles = tuple(profiles)
+        self.clocked = clocked
+        count = len(self.profiles)
+        self.traffic = tuple(DeviceTraffic() for _ in self.profiles)
+        self.numa_node = tuple(i * numa_nodes // count for i in range(count)) if count > 1 else (0,) * count
+        self._out = {Path.NVLINK: ServerBank(count), Path.PCIE: ServerBank(count)}
+        self._into = {Path.NVLINK: ServerBank(count), Path.PCIE: ServerBank(count)}
+
+    @property
+    def lookahead_ns(self) -> float:
+        """No GPU affects another, nor the host, sooner than this."""
+        return min(min(p.link.latency_ns, p.link.pcie_latency_ns) for p in self.profiles)
+
+    def path(self, src: int, dst: int) -> Path:
+        """What connects two ends."""
+        if src == dst:
+            return Path.SAME
+        return Path.PCIE if HOST in (src, dst) else Path.NVLINK
+
+    def latency_ns(self, src: int, dst: int) -> float:
+        """One way, without the bytes' own time."""
+        path = self.path(src, dst)
+        if path is Path.SAME:
+            return 0.0
+        ends = [self.profiles[end].link for end in (src, dst) if end != HOST]
+        if path is Path.PCIE:
+            return ends[0].pcie_latency_ns
+        return max(end.latency_ns for end in ends)
+
+    def gbps(self, src: int, dst: int, *, pinned: bool = True, numa_node: int | None = None) -> float:
+        """1e9 bytes/s that packets may have between two ends, headers included.
+
+        To and from the host: of page-locked memory or not, on the GPU's own NUMA node (None) or another.
+        """
+        path = self.path(src, dst)
+        if path is Path.PCIE:
+            gpu = dst if src == HOST else src
+            profile = self.profiles[gpu]
+            rate = profile.host.pcie_pinned_gbps if pinned else profile.host.pcie_pageable_gbps
+            far = numa_node is not None and numa_node != self.numa_node[gpu]
+            return rate * (profile.link.far_numa_fraction if far else 1.0)
+        return min(self.profiles[src].link.gbps, self.profiles[dst].link.gbps)
+
+    def send(
+        self,
+        src: int,
+        dst: int,
+        t_ns: F8,
+        nbytes: Any,
+        *,
+        packets: Any = None,
+        pinned: bool = True,
+        numa_node: int | None = None,
+    ) -> F8:
+        """When n transfers of ``nbytes`` that leave ``src`` at ``t_ns`` have arrived at ``dst``.
+
+        ``packets`` of each; None: those of a copy engine. Ends are ordinals or HOST.
+        """
+        return self.carry(src, dst, t_ns, nbytes, packets=packets, pinned=pinned, numa_node=numa_node)[-1]
+
+    def carry(
+        self,
+        src: int,
+        dst: int,
+        t_ns: F8,
+        nbytes: Any,
+        *,
+        packets: Any = None,
+        pinned: bool = True,
+        numa_node: int | None = None,
+        payload: Any = None,
+    ) -> Passage:
+        """:meth:`send`, with the times in between. ``payload``: the bytes that were asked for, where packets
+        carry more (whole sectors)."""
+        nbytes = np.asarray(nbytes, np.float64)
+        path = self.path(src, dst)
+        if path is Path.SAME:
+            return Passage(t_ns, t_ns, t_ns)
+        if packets is None:
+            packets = self.copy_packets(src, dst, nbytes)
+        wire = nbytes + self._header_bytes(path, src, dst) * packets
+        self._count(path, src, dst, float(np.sum(nbytes if payload is None else payload)), float(wire.sum()))
+        if not self.clocked:
+            return Passage(t_ns, t_ns, t_ns)
+        work = wire / self.gbps(src, dst, pinned=pinned, numa_node=numa_node)
+        begin, sent, done = t_ns, t_ns, t_ns
+        for bank, end in ((self._out[path], src), (self._into[path], dst)):
+            if end != HOST:
+                finish = bank.serve(np.full(len(t_ns), end), begin, work)
+                begin, done = finish - work, np.maximum(done, finish)
+            if end == src or src == HOST:
+                sent = done
+        return Passage(begin, sent, done + self.latency_ns(src, dst))
+
+    def copy_packets(self, src: int, dst: int, nbytes: Any) -> Any:
+        """How many packets a copy engine makes of each transfer."""
+        gpu = dst if src == HOST else src
+        return np.ceil(np.asarray(nbytes, np.float64) / self.profiles[gpu].link.copy_packet_bytes)
+
+    def replicate(self, src: int, members: Sequence[int], t_ns: F8, nbytes: Any, packets: Any) -> list[F8]:
+        """Multicast: the sender's port is passed once, the switch sends a copy to each member (its own GPU
+        among them, if it is one). When each has all, member by member."""
+        nbytes = np.asarray(nbytes, np.float64)
+        link = self.profiles[src].link
+        wire = nbytes + link.header_bytes * packets
+        payload, whole = float(nbytes.sum()), float(wire.sum())
+        self._add(self.traffic[src].nvlink, payload, whole, sent=True)
+        for member in members:
+            self._add(self.traffic[member].nvlink, payload, whole, sent=False)
+        if not self.clocked:
+            return [t_ns for _ in members]
+        work = wire / link.gbps
+        out, into = self._out[Path.NVLINK], self._into[Path.NVLINK]
+        sent = out.serve(np.full(len(t_ns), src), t_ns, work)
+        arrivals = []
+        for member in members:
+            taken = into.serve(np.full(len(t_ns), member), sent - work, work)
+            arrivals.append(np.maximum(sent, taken) + link.latency_ns)
+        return arrivals
+
+    def _header_bytes(self, path: Path, src: int, dst: int) -> float:
+        if path is Path.PCIE:
+            return 0.0  # the public rates are of payload
+        return max(self.profiles[src].link.header_bytes, self.profiles[dst].link.header_bytes)
+
+    def _count(self, path: Path, src: int, dst: int, payload: float, wire: float) -> None:
+        for end, sent in ((src, True), (dst, False)):
+            if end != HOST:
+                one = self.traffic[end]
+                self._add(one.nvlink if path is Path.NVLINK else one.pcie, payload, wire, sent=sent)
+
+    @staticmethod
+    def _add(traffic: Traffic, payload: float, wire: float, *, sent: bool) -> None:
+        if sent:
+            traffic.sent_bytes += int(payload)
+            traffic.sent_wire_bytes += int(wire)
+        else:
+            traffic.received_bytes += int(payload)
+            traffic.received_wire_bytes += int(wire)
