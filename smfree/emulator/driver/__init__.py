@@ -15,6 +15,7 @@ from smfree.emulator.driver.copies import CopyCalls
 from smfree.emulator.driver.device import DeviceCalls
 from smfree.emulator.driver.launch import LaunchCalls
 from smfree.emulator.driver.libraries import LibraryCalls
+from smfree.emulator.driver.multicast import MulticastCalls
 from smfree.emulator.driver.streams import StreamCalls
 from smfree.emulator.driver.tensormaps import TensorMapCalls
 
@@ -25,7 +26,7 @@ class NotEmulated(NotImplementedError, AttributeError):
     """A driver function that exists, but not in the emulator. ``hasattr`` answers False for it."""
 
 
-class Driver(DeviceCalls, LaunchCalls, LibraryCalls, CopyCalls, StreamCalls, TensorMapCalls):
+class Driver(DeviceCalls, LaunchCalls, LibraryCalls, CopyCalls, StreamCalls, TensorMapCalls, MulticastCalls):
     """The calls of one process on a node; ``label`` names it in reports."""
 
     def report(self) -> str:

@@ -33,6 +33,7 @@ _FROM_SPEC: dict[str, Callable[[DeviceSpec], int]] = {
     "RESERVED_SHARED_MEMORY_PER_BLOCK": lambda s: s.reserved_shared_bytes_per_block,
     "CLUSTER_LAUNCH": lambda s: int(s.compute_major >= 9),
     "TENSOR_MAP_ACCESS_SUPPORTED": lambda s: int(s.compute_major >= 9),
+    "MULTICAST_SUPPORTED": lambda s: int(s.compute_major >= 9),
 }
 
 _FIXED = {
@@ -62,6 +63,9 @@ _FIXED = {
     "COOPERATIVE_LAUNCH": 1,
     "HOST_REGISTER_SUPPORTED": 1,
     "MEMORY_POOLS_SUPPORTED": 1,
+    "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 1,
+    "VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED": 1,
+    "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED": 1,
 }
 
 _ABSENT = frozenset(
@@ -80,9 +84,6 @@ _ABSENT = frozenset(
         "COOPERATIVE_MULTI_DEVICE_LAUNCH",
         "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES",
         "DIRECT_MANAGED_MEM_ACCESS_FROM_HOST",
-        "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
-        "VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED",
-        "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
         "GENERIC_COMPRESSION_SUPPORTED",
         "MAX_PERSISTING_L2_CACHE_SIZE",
         "MAX_ACCESS_POLICY_WINDOW_SIZE",
@@ -94,7 +95,6 @@ _ABSENT = frozenset(
         "IPC_EVENT_SUPPORTED",
         "HANDLE_TYPE_FABRIC_SUPPORTED",
         "UNIFIED_FUNCTION_POINTERS",
-        "MULTICAST_SUPPORTED",
         "MPS_ENABLED",
     }
 )
@@ -110,6 +110,8 @@ def device_attribute(device: DeviceState, attrib: Any) -> int:
         return _FIXED[name]
     if name == "PCI_BUS_ID":
         return device.ordinal + 1
+    if name == "HOST_NUMA_ID":
+        return device.numa_node
     if name in _ABSENT:
         return 0
     raise invalid(f"the emulated device has no answer for {attrib.name}")
