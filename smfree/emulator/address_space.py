@@ -189,7 +189,9 @@ class AddressSpace:
                 raise fault(
                     "memory.no_access", index,
                     f"{what}: device {mine} has no access to {found.mapping} on device {owner}",
-                    "give it access with cuMemSetAccess",
+                    f"open the handle while the context of device {mine} is current"
+                    if found.mapping is not None and found.mapping.kind is MappingKind.IPC
+                    else "give it access with cuMemSetAccess",
                 )  # fmt: skip
         elif found.device is not by.device and owner not in by.peers:
             raise fault(

@@ -56,6 +56,7 @@ class HostMemory(ByteSpace):
 
     def __init__(self) -> None:
         self.ranges: dict[int, HostRange] = {}
+        self._placed: dict[tuple[object, int], tuple[int, int]] = {}
 
     def allocate(self, nbytes: int, flags: int, process: object = None) -> HostRange:
         """New page-locked memory, zeroed."""
@@ -77,6 +78,20 @@ class HostMemory(ByteSpace):
         """Forget everything that a process allocated or registered."""
         for found in [found for found in self.ranges.values() if found.process is process]:
             self.drop(found.address)
+        self._placed = {key: value for key, value in self._placed.items() if key[0] is not process}
+
+    def place(self, process: object, address: int, nbytes: int, numa_node: int | None) -> None:
+        """Host memory of a process, pageable or locked, is on that NUMA node; None: forget it."""
+        self._placed.pop((process, address), None)
+        if numa_node is not None:
+            self._placed[process, address] = nbytes, numa_node
+
+    def numa_node_of(self, process: object, address: int) -> int | None:
+        """The NUMA node that a process chose for the memory at ``address``; None when it chose none."""
+        for (owner, start), (nbytes, numa_node) in self._placed.items():
+            if owner is process and start <= address < start + nbytes:
+                return numa_node
+        return None
 
     def range_of(self, address: int, nbytes: int = 1) -> HostRange | None:
         """The range that contains all of [address, address + nbytes), if any."""

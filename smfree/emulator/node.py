@@ -18,12 +18,14 @@ from smfree.emulator.counters import Counters
 from smfree.emulator.errors import EmulationError, Severity
 from smfree.emulator.exec.launch import run as run_kernel
 from smfree.emulator.host_memory import HostMemory
+from smfree.emulator.interprocess import Export
+from smfree.emulator.links import Links
 from smfree.emulator.memory import GlobalMemory
 from smfree.emulator.process import Context, Process
 from smfree.emulator.profile import LINE_BYTES, Profile
 from smfree.emulator.profile import load as load_profile
 from smfree.emulator.ptx.ast import Kernel
-from smfree.emulator.streams import Timeline, Unit
+from smfree.emulator.streams import Event, Timeline, Unit
 from smfree.emulator.trace import Trace
 from smfree.emulator.virtual import Exports
 
@@ -163,9 +165,12 @@ class Node:
         for device in self.devices:
             device.numa_node = device.ordinal * NUMA_NODES // len(self.devices)
         self.exports = Exports()
+        self.links = Links([device.profile for device in self.devices], clocked=self.clocked)
         self.processes: list[Process] = []
         """Those attached now."""
         self._numbers = itertools.count()
+        self.ipc_handles: dict[bytes, Export | Event] = {}
+        """Memory and events that processes share through CUDA IPC."""
 
     @property
     def clocked(self) -> bool:

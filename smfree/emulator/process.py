@@ -12,9 +12,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from smfree.emulator.address_space import AddressSpace
-from smfree.emulator.streams import LEGACY_STREAM, Stream
+from smfree.emulator.streams import LEGACY_STREAM, Event, Stream
 
 if TYPE_CHECKING:
+    from smfree.emulator.interprocess import Export, Import
     from smfree.emulator.node import DeviceState, Fault, Node
 
 _FIRST_CONTEXT = 0x5AFC_0000_0000
@@ -45,6 +46,10 @@ class Context:
     """Addresses of the memory that this context holds."""
     peers: set[int] = field(default_factory=set)
     """Ordinals of the devices whose memory this context's kernels may use (cuCtxEnablePeerAccess)."""
+    exports: dict[int, Export] = field(default_factory=dict)
+    """Allocations that other processes may open, by address."""
+    imports: dict[int, Import] = field(default_factory=dict)
+    """Memory of other processes that this context has open, by address."""
 
     @property
     def ordinal(self) -> int:
@@ -73,6 +78,9 @@ class Context:
         """Give memory back. Raises MemoryFault."""
         self.device.memory.free(address)
         self.allocations.pop(address, None)
+        export = self.exports.pop(address, None)
+        if export is not None:
+            del self.process.node.ipc_handles[export.key]
 
     def new_stream(self, flags: int = 0, priority: int = 0, *, legacy: bool = False) -> Stream:
         """A stream; only the legacy default stream has no handle of its own."""
@@ -91,6 +99,10 @@ class Context:
         self.per_thread_streams.clear()
         self.modules.clear()
         self.peers.clear()
+        for other in self.process.contexts.values():
+            other.peers.discard(self.ordinal)
+        for opened in list(self.imports.values()):
+            opened.close()
         for address in list(self.allocations):
             self.free(address)
         self.process.forget(self)
@@ -110,7 +122,7 @@ class Process:
         self.host_time_s = 0.0
         """The modelled clock of this process's host thread."""
         self.threads = threading.local()
-        """Per host thread: ``contexts``, the stack of current contexts; ``caller``, where a served program calls."""
+        """Per host thread: ``contexts``, the stack of current ones; ``caller``, where a served program calls."""
         self.objects: dict[int, Any] = {}
         """Everything a handle of this process can name."""
         self.described: dict[str, tuple[int, int]] = {}
@@ -140,6 +152,20 @@ class Process:
         for handle, thing in list(self.objects.items()):
             if getattr(thing, "context", None) is context:
                 del self.objects[handle]
+                if isinstance(thing, Event):
+                    self.destroy(thing)
+
+    def destroy(self, event: Event) -> None:
+        """An event is gone, for the processes that opened it, too."""
+        event.destroyed = True
+        if event.key:
+            del self.node.ipc_handles[event.key]
+
+    def direct(self, device: DeviceState, other: DeviceState) -> bool:
+        """Whether copies between two devices take the link: peer access is enabled in either direction.
+        Otherwise they are staged through the host (CUDA programming guide, peer-to-peer memory copy)."""
+        first, second = self.contexts[device.ordinal], self.contexts[other.ordinal]
+        return device is other or other.ordinal in first.peers or device.ordinal in second.peers
 
     def end(self) -> None:
         """The process is gone: its running work is dropped, everything it had is freed. Twice is fine.

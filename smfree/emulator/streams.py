@@ -95,12 +95,28 @@ class Stream:
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """A mark in a stream. ``operation`` is that of the latest record, None when there was none."""
+    """A mark in a stream. ``origin``: the event of another process that this one imports, and then is.
+
+    ``key``: the bytes of its handle once it is exported.
+    """
 
     handle: int
     context: Context
     timed: bool = True
-    operation: Operation | None = None
+    interprocess: bool = False
+    origin: Event | None = None
+    key: bytes = b""
+    destroyed: bool = False
+    _operation: Operation | None = None
+
+    @property
+    def operation(self) -> Operation | None:
+        """That of the latest record, None when there was none."""
+        return (self.origin or self)._operation
+
+    @operation.setter
+    def operation(self, operation: Operation | None) -> None:
+        (self.origin or self)._operation = operation
 
 
 class Stalled(Exception):

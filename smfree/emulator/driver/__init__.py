@@ -11,12 +11,11 @@ from typing import Any
 
 from cuda.bindings import driver as cuda
 
-from smfree.emulator.driver.copies import CopyCalls
 from smfree.emulator.driver.device import DeviceCalls
+from smfree.emulator.driver.ipc import IpcCalls
 from smfree.emulator.driver.launch import LaunchCalls
 from smfree.emulator.driver.libraries import LibraryCalls
 from smfree.emulator.driver.multicast import MulticastCalls
-from smfree.emulator.driver.streams import StreamCalls
 from smfree.emulator.driver.tensormaps import TensorMapCalls
 
 __all__ = ["Driver", "NotEmulated"]
@@ -26,7 +25,7 @@ class NotEmulated(NotImplementedError, AttributeError):
     """A driver function that exists, but not in the emulator. ``hasattr`` answers False for it."""
 
 
-class Driver(DeviceCalls, LaunchCalls, LibraryCalls, CopyCalls, StreamCalls, TensorMapCalls, MulticastCalls):
+class Driver(DeviceCalls, LaunchCalls, LibraryCalls, IpcCalls, TensorMapCalls, MulticastCalls):
     """The calls of one process on a node; ``label`` names it in reports."""
 
     def report(self) -> str:

@@ -95,6 +95,11 @@ class DriverBase:
 
     def _check_fault(self, context: Context) -> None:
         """Refuse everything in a context that a kernel's fault has killed."""
+        if context.fault is not None and context.process is not self.process:
+            raise Refusal(
+                CUresult.CUDA_ERROR_EXTERNAL_DEVICE,
+                f"what this waits for never ran: the context of {context} failed.\n{context.fault.report}",
+            )
         if context.fault is not None:
             raise Refusal(
                 CUresult(context.fault.code), f"an earlier fault is sticky.\n{context.fault.report}"

@@ -40,6 +40,10 @@ _TEXTS = {
     "CUDA_ERROR_NOT_SUPPORTED": "operation not supported",
     "CUDA_ERROR_TIMEOUT": "wait operation timed out",
     "CUDA_ERROR_INVALID_CLUSTER_SIZE": "invalid cluster size",
+    "CUDA_ERROR_MAP_FAILED": "mapping of buffer object failed",
+    "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED": "peer access is not supported between these two devices",
+    "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED": "peer access is already enabled",
+    "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED": "peer access has not been enabled",
 }
 
 

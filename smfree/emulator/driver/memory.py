@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from cuda.bindings import driver as cuda
 
-from smfree.emulator.address_space import Located
+from smfree.emulator.address_space import Located, MappingKind
 from smfree.emulator.driver.base import DriverBase, Needs, as_context, entry
 from smfree.emulator.driver.errors import CUresult, Refusal, invalid
 from smfree.emulator.errors import MemoryFault
 from smfree.emulator.host_memory import HostRange
 from smfree.emulator.memory import GlobalMemory
-from smfree.emulator.node import DeviceState
+from smfree.emulator.node import NUMA_NODES, DeviceState
 from smfree.emulator.process import AllocationKind, Context
 
 
@@ -81,13 +81,27 @@ class MemoryCalls(DriverBase):
         """This process's context on the device in whose window ``address`` lies."""
         device = self.process.space.window(address)
         if device is None:
-            raise invalid(f"{address:#x} is no device address")
+            mapping = self.process.space.find(address)
+            if mapping is None:
+                raise invalid(f"{address:#x} is no device address")
+            imported = mapping.kind is MappingKind.IPC
+            raise invalid(
+                f"{address:#x} is {mapping}; give it back with "
+                + ("cuIpcCloseMemHandle" if imported else "cuMemUnmap")
+            )
         return self.process.contexts[device.ordinal]
 
     def _free(self, context: Context, address: int) -> None:
         found = context.device.memory.allocation_of(address)
         if found is not None and found.owner is not self.process:
             raise invalid(f"{address:#x} is in {found} of {found.owner}; only that process may free it")
+        export = context.exports.get(address)
+        if export is not None and export.imports:
+            users = " and ".join(str(opened.context) for opened in export.imports)
+            raise invalid(
+                f"{found} is open in {users}; what they would then read is undefined. Let them call "
+                "cuIpcCloseMemHandle first"
+            )
         try:
             context.free(address)
         except MemoryFault as fault:
@@ -199,6 +213,18 @@ class MemoryCalls(DriverBase):
     @entry(1)
     def cuMemHostGetFlags(self, p: Any) -> int:
         return self._host_start(p).flags
+
+    def place_host_memory(self, address: int, nbytes: int, numa_node: int | None) -> None:
+        """Say on which NUMA node of the emulated machine host memory lies (None: no longer there).
+
+        No driver call: on a real machine the operating system decides it. Raises ValueError.
+        """
+        if numa_node is not None and not 0 <= numa_node < NUMA_NODES:
+            raise ValueError(
+                f"an emulated machine has the NUMA nodes 0 to {NUMA_NODES - 1} (got {numa_node})"
+            )
+        with self.node.lock:
+            self.node.host.place(self.process, address, nbytes, numa_node)
 
     def _host_start(self, p: Any) -> HostRange:
         address = address_of(p)

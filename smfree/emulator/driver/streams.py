@@ -93,21 +93,37 @@ class StreamCalls(MemoryCalls):
     # -------------------------------------------------------------------------------------------- events
 
     def _event(self, handle: Any) -> Event:
-        return self._find(handle, Event, "event")
+        event = self._find(handle, Event, "event")
+        if event.origin is not None and event.origin.destroyed:
+            raise invalid_handle(
+                f"event {event.handle:#x} is one of {event.origin.context.process}, which has destroyed it "
+                "or ended; what an import does then is undefined: destroy it after its last user"
+            )
+        return event
 
     @entry(1)
     def cuEventCreate(self, Flags: int) -> Any:
-        if int(Flags) & _INTERPROCESS:
-            raise unsupported("CU_EVENT_INTERPROCESS is not emulated")
-        if int(Flags) & ~7:
-            raise invalid(f"Flags may hold CU_EVENT_BLOCKING_SYNC and _DISABLE_TIMING, got {Flags:#x}")
-        event = Event(0, self._context(), timed=not int(Flags) & _DISABLE_TIMING)
+        flags = int(Flags)
+        if flags & ~7:
+            raise invalid(
+                f"Flags may hold CU_EVENT_BLOCKING_SYNC, _DISABLE_TIMING and _INTERPROCESS, got {flags:#x}"
+            )
+        if flags & _INTERPROCESS and not flags & _DISABLE_TIMING:
+            raise invalid("CU_EVENT_INTERPROCESS must be given along with CU_EVENT_DISABLE_TIMING")
+        event = Event(
+            0,
+            self._context(),
+            timed=not flags & _DISABLE_TIMING,
+            interprocess=bool(flags & _INTERPROCESS),
+        )
         event.handle = self.process.name(event)
         return cuda.CUevent(event.handle)
 
     @entry(0)
     def cuEventDestroy(self, hEvent: Any) -> None:
-        del self.process.objects[self._event(hEvent).handle]
+        event = self._find(hEvent, Event, "event")
+        del self.process.objects[event.handle]
+        self.process.destroy(event)
 
     @entry(0)
     def cuEventRecord(self, hEvent: Any, hStream: Any) -> None:
