@@ -37,6 +37,7 @@ from smfree.cuda.errors import (
     DeviceLostError,
     DeviceSpecError,
     DriverError,
+    GraphError,
     KernelFaultError,
     KernelNotFoundError,
     LaunchError,
@@ -46,14 +47,17 @@ from smfree.cuda.errors import (
     ToolMissingError,
     TraceError,
     TritonError,
+    UnavailableError,
     VariableNotFoundError,
 )
 from smfree.cuda.image import FunctionFacts, ModuleImage, ParamInfo
 from smfree.cuda.memory import DeviceArray, HostBuffer
 from smfree.cuda.module import Kernel, Module, ModuleLoadError
+from smfree.cuda.multicast import MulticastObject, multicast_unavailable
 from smfree.cuda.peers import CopyWay, Path, enable_peers, path_between
 from smfree.cuda.streams import Event, Stream, WaitCondition
 from smfree.cuda.tensormap import DataType, Interleave, L2Promotion, OobFill, Swizzle, TensorMap
+from smfree.cuda.vmm import MappedMemory, PhysicalMemory, vmm_unavailable
 
 __all__ = [
     "ArgumentError",
@@ -75,6 +79,7 @@ __all__ = [
     "DriverError",
     "Event",
     "FunctionFacts",
+    "GraphError",
     "HostBuffer",
     "Interleave",
     "Kernel",
@@ -82,14 +87,17 @@ __all__ = [
     "KernelNotFoundError",
     "L2Promotion",
     "LaunchError",
+    "MappedMemory",
     "Module",
     "ModuleImage",
     "ModuleLoadError",
+    "MulticastObject",
     "NoDeviceError",
     "OobFill",
     "ParamInfo",
     "Path",
     "PeerError",
+    "PhysicalMemory",
     "Stream",
     "Swizzle",
     "TensorMap",
@@ -99,13 +107,16 @@ __all__ = [
     "TritonDescriptor",
     "TritonError",
     "TritonSource",
+    "UnavailableError",
     "VariableNotFoundError",
     "WaitCondition",
     "arch_for",
     "compile_cuda",
     "compile_triton",
     "enable_peers",
+    "multicast_unavailable",
     "parse_spec",
     "path_between",
     "triton_unavailable",
+    "vmm_unavailable",
 ]

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -24,6 +24,7 @@ from smfree.cuda.image import ModuleImage
 from smfree.cuda.interop import wrap
 from smfree.cuda.memory import Allocation, DeviceArray, HostBuffer, as_dtype, as_shape, pinned_array
 from smfree.cuda.module import Module
+from smfree.cuda.numa import array_on, node_of
 from smfree.cuda.peers import Memory
 from smfree.cuda.streams import Event, Stream
 from smfree.cuda.tensormap import TensorMap, encode, spec_for
@@ -39,6 +40,12 @@ class _PrimaryContext:
 
 def _release_context(driver: Any, device: Any) -> None:
     driver.cuDevicePrimaryCtxRelease(device)
+
+
+class Closable(Protocol):
+    """A driver object that ends with its device."""
+
+    def close(self) -> None: ...
 
 
 class Device:
@@ -68,6 +75,7 @@ class Device:
         self.default_stream = Stream(self, driver.CUstream(0), owned=False)
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet([self.default_stream])
         self._allocations: weakref.WeakSet[Allocation] = weakref.WeakSet()
+        self._handles: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._modules: dict[object, Module] = {}
         self.cache = CompileCache()
 
@@ -244,20 +252,42 @@ class Device:
         """
         return wrap(self, thing)
 
+    @property
+    def numa_node(self) -> int | None:
+        """The host's NUMA node that is near; None where neither driver nor system tells."""
+        return node_of(self)
+
     def pinned(
-        self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8, *, mapped: bool = False
+        self,
+        shape: int | Sequence[int],
+        dtype: DTypeLike = np.uint8,
+        *,
+        mapped: bool = False,
+        numa_node: int | None = None,
     ) -> HostBuffer:
-        """Page-locked host memory; with ``mapped`` kernels may use it too."""
+        """Page-locked host memory; with ``mapped`` kernels may use it too.
+
+        ``numa_node``: where its pages lie (zeroed then); None: where the driver puts them. Raises
+        UnavailableError where the machine has no such node.
+        """
         dims = as_shape(shape)
         flags = 0x02 if mapped else 0  # CU_MEMHOSTALLOC_DEVICEMAP
-        array = pinned_array(self.calls, self._context, dims, dtype, flags)
+        if numa_node is None:
+            array = pinned_array(self.calls, self._context, dims, dtype, flags)
+        else:
+            array = array_on(self.calls, self._context, numa_node, dims, dtype, pinned=True, flags=flags)
         device_ptr = None
         if mapped:
             device_ptr = int(self.calls("cuMemHostGetDevicePointer", array.ctypes.data, 0))
         return HostBuffer(self, array, pinned=True, device_ptr=device_ptr)
 
-    def pageable(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> HostBuffer:
-        """Ordinary host memory, zeroed, so that its pages exist."""
+    def pageable(
+        self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8, *, numa_node: int | None = None
+    ) -> HostBuffer:
+        """Ordinary host memory, zeroed, so that its pages exist. ``numa_node`` as for :meth:`pinned`."""
+        if numa_node is not None:
+            array = array_on(self.calls, self._context, numa_node, as_shape(shape), dtype, pinned=False)
+            return HostBuffer(self, array, pinned=False)
         array = np.empty(as_shape(shape), as_dtype(dtype))
         array[...] = np.zeros((), array.dtype)
         return HostBuffer(self, array, pinned=False)
@@ -329,6 +359,13 @@ class Device:
         for stream in self._streams:
             stream.settled()
 
+    def track(self, thing: Allocation | Closable) -> None:
+        """Free or close ``thing`` when the device is closed."""
+        if isinstance(thing, Allocation):
+            self._allocations.add(thing)
+        else:
+            self._handles.add(thing)
+
     def owns(self, ptr: int, nbytes: int) -> bool:
         """Whether these bytes lie inside one live array that this object allocated."""
         return any(
@@ -352,6 +389,8 @@ class Device:
             module.unload()
         for allocation in list(self._allocations):
             allocation.free()
+        for handle in list(self._handles):
+            handle.close()
         self._modules.clear()
         self.calls.close()
         self._context = None

@@ -17,6 +17,7 @@ from smfree.emulator.driver.launch import LaunchCalls
 from smfree.emulator.driver.libraries import LibraryCalls
 from smfree.emulator.driver.multicast import MulticastCalls
 from smfree.emulator.driver.tensormaps import TensorMapCalls
+from smfree.emulator.node import NUMA_NODES
 
 __all__ = ["Driver", "NotEmulated"]
 
@@ -35,6 +36,18 @@ class Driver(DeviceCalls, LaunchCalls, LibraryCalls, IpcCalls, TensorMapCalls, M
     def end(self) -> None:
         """End the process: its work is dropped and all it had on the node is freed. Twice is fine."""
         self.node.end(self.process)
+
+    def place_host_memory(self, address: int, nbytes: int, numa_node: int | None) -> None:
+        """Say on which NUMA node of the emulated machine host memory lies (None: no longer there).
+
+        No driver call: on a real machine the operating system decides it. Raises ValueError.
+        """
+        if numa_node is not None and not 0 <= numa_node < NUMA_NODES:
+            raise ValueError(
+                f"an emulated machine has the NUMA nodes 0 to {NUMA_NODES - 1} (got {numa_node})"
+            )
+        with self.node.lock:
+            self.node.host.place(self.process, address, nbytes, numa_node)
 
     def context_failed(self, ctx: Any) -> bool:
         """Whether a kernel's fault has killed the context, so that every call in it is refused."""

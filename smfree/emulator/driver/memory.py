@@ -14,7 +14,7 @@ from smfree.emulator.driver.errors import CUresult, Refusal, invalid
 from smfree.emulator.errors import MemoryFault
 from smfree.emulator.host_memory import HostRange
 from smfree.emulator.memory import GlobalMemory
-from smfree.emulator.node import NUMA_NODES, DeviceState
+from smfree.emulator.node import DeviceState
 from smfree.emulator.process import AllocationKind, Context
 
 
@@ -214,18 +214,6 @@ class MemoryCalls(DriverBase):
     def cuMemHostGetFlags(self, p: Any) -> int:
         return self._host_start(p).flags
 
-    def place_host_memory(self, address: int, nbytes: int, numa_node: int | None) -> None:
-        """Say on which NUMA node of the emulated machine host memory lies (None: no longer there).
-
-        No driver call: on a real machine the operating system decides it. Raises ValueError.
-        """
-        if numa_node is not None and not 0 <= numa_node < NUMA_NODES:
-            raise ValueError(
-                f"an emulated machine has the NUMA nodes 0 to {NUMA_NODES - 1} (got {numa_node})"
-            )
-        with self.node.lock:
-            self.node.host.place(self.process, address, nbytes, numa_node)
-
     def _host_start(self, p: Any) -> HostRange:
         address = address_of(p)
         found = self.node.host.ranges.get(address)
@@ -245,6 +233,8 @@ class MemoryCalls(DriverBase):
         except MemoryFault as fault:
             raise invalid(str(fault)) from None
         if found is not None and isinstance(found.memory, GlobalMemory):
+            if found.mapping is not None and found.mapping.users == set():
+                raise invalid(f"{role}: no device has access to {found.mapping}; give it with cuMemSetAccess")
             return Place(address, found.device, None, found.memory, found.address)
         known = self.node.host.range_of(address, max(1, nbytes))
         if known is None and on_device:
