@@ -1,15 +1,15 @@
-"""Signals between ranks: where the words lie, and what their control block looks like (include/signals.cuh).
+"""Signals between ranks: where their words lie, and what a control block holds (include/signals.cuh).
 
-A rank has two blocks. Its **pad** is symmetric memory: one 32-bit word per (slot, writer), written by that peer
-alone with release semantics at system scope and polled by the rank with acquire. A slot belongs to one CTA, so
-the CTAs of a collective never wait for each other. Its **control block** lies in its own memory and is read by
-nobody else: the abort word, where the peers' pads are, the epoch of each slot, and what a wait that was aborted
-leaves behind.
+A rank has two blocks. Its **pad** is symmetric memory: one 32-bit word per (slot, writer), written by that
+peer alone with release semantics at system scope, and polled by the rank with acquire. A slot belongs to one
+CTA, so the CTAs of a collective never wait for each other. Its **control block** is its own memory, read by
+nobody else: the abort word, where the peers' pads are, the epoch of each slot, and what a wait that was
+aborted leaves behind.
 
-Words only grow: barrier number n of a slot writes n and waits until ``int(word - n) >= 0``, so that a fast peer
-may be one barrier ahead, the count may wrap, and nothing is ever reset (case D19). A kernel reads its slot's
-epoch when it starts and stores it when it ends: a replayed graph goes on where the last launch stopped. The last
-slots are the host's, for stream memory operations: their epochs live in the host.
+Words only grow: barrier number n of a slot writes n and waits until ``int(word - n) >= 0``, so that a fast
+peer may be one barrier ahead, the count may wrap, and nothing is ever reset (case D19). A kernel reads its
+slot's epoch when it starts and stores it when it ends: a replayed graph goes on where the last launch
+stopped. The last slots are the host's, for stream memory operations: their epochs live in the host.
 """
 
 from __future__ import annotations

@@ -1,0 +1,332 @@
+"""Ranks that work together: their devices and streams, their symmetric memory, their signals.
+
+``Group.local(devices)`` holds all ranks in one process and one host thread, ``Group.join(device,
+rendezvous)`` one rank of several processes. A collective loops over ``group.members``, the ranks of this
+process, queues on their streams and returns; ``group.wait(timeout_s)`` is where the host waits, and where it
+learns who is stuck::
+
+    with Group.local(Device.open_all("emu:h100x4")) as group:
+        with group.symmetric(4 << 20, "activations") as buffer:
+            allgather(group, buffer, shards, way="sm.push")
+            group.wait(timeout_s=10)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from kernels.common import check_whole
+from kernels.ipc.errors import GroupError
+from kernels.ipc.exchange import Exchange, InProcess, Joined, agree
+from kernels.ipc.pool import Pool
+from kernels.ipc.reach import enable_access, group_path
+from kernels.ipc.signals import SignalLayout
+from kernels.ipc.slabs import Backing, Slabs, make_first
+from kernels.ipc.symmetric import Symmetric
+from kernels.ipc.wait import wait
+from smfree.cuda import Capabilities, CudaHostError, Device, DeviceArray, HostBuffer, Stream
+from smfree.ranks.rendezvous import Rendezvous
+
+POOL_BYTES = 64 << 20
+"""Symmetric memory per rank unless asked for more or less."""
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A rank of this process.
+
+    Its collectives queue on ``stream``. ``peer_streams[p]`` takes the copies to rank p, ``control_stream``
+    what must run while the others are stuck. All are non-blocking: the default stream orders nothing
+    (case D30).
+    """
+
+    rank: int
+    device: Device
+    stream: Stream
+    peer_streams: tuple[Stream, ...]
+    control_stream: Stream
+    last_words: HostBuffer
+    """Page-locked: what is written to the abort word and the host's signal words when the rank gives up."""
+
+    @classmethod
+    def of(cls, rank: int, device: Device, layout: SignalLayout) -> Member:
+        """Rank ``rank`` on ``device``, with new streams."""
+        made = [device.stream(non_blocking=True) for _ in range(layout.world_size + 2)]
+        words = device.pinned(1 + layout.host_slots * layout.world_size, np.uint32)
+        return cls(rank, device, made[0], tuple(made[1:-1]), made[-1], words)
+
+    def close(self) -> None:
+        """Destroy the streams."""
+        for stream in (self.stream, *self.peer_streams, self.control_stream):
+            stream.destroy()
+
+
+class Group:
+    """``world_size`` ranks, ``members`` of them in this process. A context manager.
+
+    ``pool_bytes`` of symmetric memory per rank; ``slots``: the largest grid of a collective. Raises
+    GroupError, on every rank, when the ranks do not fit together.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        exchange: Exchange,
+        *,
+        pool_bytes: int,
+        slots: int,
+        several_per_gpu: bool,
+        backing: Backing | None,
+    ) -> None:
+        self.world_size = exchange.world_size
+        self.layout = SignalLayout(self.world_size, slots)
+        self.exchange = exchange
+        self.failed: Exception | None = None
+        self.calls: list[str] = []
+        """Collectives queued since the last wait, for its errors."""
+        self._closed = False
+        self.uuids = _introduce(devices, exchange, check_whole("pool_bytes", pool_bytes), slots)
+        _check_gpus(self.uuids, several_per_gpu)
+        seats = zip(exchange.ranks, devices, strict=True)
+        self.members = tuple(Member.of(rank, device, self.layout) for rank, device in seats)
+        self._by_rank = {member.rank: member for member in self.members}
+        access = enable_access(devices) if len(devices) == self.world_size else None
+        self._backing = backing
+
+        def make(nbytes: int) -> Slabs:
+            agree(exchange, "growing the pool", f"{nbytes} bytes")
+            return make_first(self.members, exchange, nbytes, self._backing)
+
+        self.pool = Pool(pool_bytes + self.layout.pad_bytes, make)
+        self.direct_reason: str | None = access or self.pool.direct_reason
+        """Why GPUs cannot use the peers' memory (then ``staged`` is the way that is left); None: they can."""
+        self._signals = Symmetric(
+            self, self.pool.allocate(self.layout.pad_bytes, "signals"), 0, self.layout.pad_bytes
+        )
+        self._control = {member.rank: self._new_control(member) for member in self.members}
+        self.host_epochs = [0] * self.layout.host_slots
+        """Barriers done with stream memory operations, per host slot: the same on every rank."""
+        self.path = group_path(self.members, self.uuids, self.direct_reason)
+        """The slowest way between two ranks: what a bandwidth must be stored with (case D15)."""
+        exchange.barrier("making of the group")
+
+    @classmethod
+    def local(
+        cls,
+        devices: Sequence[Device],
+        *,
+        pool_bytes: int = POOL_BYTES,
+        slots: int = 512,
+        several_per_gpu: bool = False,
+        backing: Backing | None = None,
+    ) -> Group:
+        """All ranks in this process, rank i on ``devices[i]``; open them together, with ``Device.open_all``.
+
+        ``several_per_gpu`` lets devices repeat: for correctness only, a bandwidth means nothing then.
+        ``backing``: as in :class:`kernels.ipc.slabs.Backing`, None for the best one.
+        """
+        chosen = list(devices)
+        for device in chosen:
+            if not isinstance(device, Device):
+                raise GroupError(f"a rank has a Device (got {device!r}); use Device.open_all('emu:h100x4')")
+        if not chosen:
+            raise GroupError("a group has at least one rank (got no devices); pass those of Device.open_all")
+        return cls(
+            chosen, InProcess(len(chosen)), pool_bytes=pool_bytes, slots=slots,
+            several_per_gpu=several_per_gpu, backing=backing,
+        )  # fmt: skip
+
+    @classmethod
+    def join(
+        cls,
+        device: Device,
+        rendezvous: Rendezvous,
+        *,
+        pool_bytes: int = POOL_BYTES,
+        slots: int = 512,
+        several_per_gpu: bool = False,
+        backing: Backing | None = None,
+    ) -> Group:
+        """This process's rank of a group; every process of ``rendezvous`` (smfree.ranks) calls it alike.
+
+        The rendezvous stays the caller's, and must stay open until the group is closed.
+        """
+        return cls(
+            [device], Joined(rendezvous), pool_bytes=pool_bytes, slots=slots,
+            several_per_gpu=several_per_gpu, backing=backing,
+        )  # fmt: skip
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Group({self.world_size} ranks, here {[member.rank for member in self.members]})"
+
+    # --- what the ranks are -------------------------------------------------------------------------
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Of every rank's GPU: they are of one architecture."""
+        return self.members[0].device.capabilities
+
+    @property
+    def in_process(self) -> bool:
+        """Whether all ranks are in this process."""
+        return len(self.members) == self.world_size
+
+    @property
+    def multicast_reason(self) -> str | None:
+        """Why symmetric memory has no multicast address; None when it has."""
+        return self.pool.multicast_reason
+
+    def member(self, rank: int) -> Member:
+        """A rank of this process. Raises GroupError for others."""
+        found = self._by_rank.get(rank)
+        if found is None:
+            here = ", ".join(str(known) for known in self._by_rank)
+            raise GroupError(
+                f"this process holds rank {here} of {self.world_size} (got {rank!r}); loop over members"
+            )
+        return found
+
+    def control(self, rank: int) -> DeviceArray:
+        """The control block of a local rank: what a kernel gets of the signals (:class:`SignalLayout`)."""
+        self.member(rank)
+        return self._control[rank]
+
+    def pad(self, rank: int) -> DeviceArray:
+        """The signal pad of a local rank."""
+        return self._signals.array(rank)
+
+    def pads(self, rank: int) -> tuple[DeviceArray, ...]:
+        """The pads of all ranks, as a local rank sees them; only its own where the peers are out of reach."""
+        owners = range(self.world_size) if self.direct_reason is None else [rank]
+        return tuple(self._signals.peer(rank, owner) for owner in owners)
+
+    def check(self) -> None:
+        """Raise GroupError when the group was closed or has failed."""
+        if self._closed:
+            raise GroupError("the group was closed; make a new one")
+        if self.failed is not None:
+            raise GroupError(
+                f"the group has failed, its ranks are out of step; make a new one. {self.failed}"
+            )
+
+    def check_direct(self) -> None:
+        """Raise GroupError when a rank's GPU cannot use its peers' memory."""
+        if self.direct_reason is not None:
+            raise GroupError(f"{self.direct_reason}; use way='staged', which goes through host memory")
+
+    # --- what they do together ----------------------------------------------------------------------
+
+    def symmetric(self, nbytes: int, label: str) -> Symmetric:
+        """``nbytes`` on every rank, at one offset; ``label`` names it in errors.
+
+        Collective: every rank asks for the same in the same order, else GroupError quotes two that did not.
+        Raises PoolError.
+        """
+        self.check()
+        failure: Exception | None = None
+        block = None
+        try:
+            block = self.pool.allocate(nbytes, label)
+        except GroupError as error:
+            failure = error
+        where = f"at offset {block.offset} of slab {block.slab}" if block else "for which it has no room"
+        try:
+            agree(self.exchange, "symmetric memory", f"{nbytes} bytes for '{label}' {where}")
+        except BaseException:
+            if block is not None:
+                self.pool.free(block)
+            raise
+        if failure is not None:
+            raise failure
+        assert block is not None
+        return Symmetric(self, block, 0, block.nbytes)
+
+    def barrier(self, what: str = "barrier") -> None:
+        """Return when all ranks' hosts have come here. Queued work is not waited for."""
+        self.check()
+        self.exchange.barrier(what)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until everything queued on the members' streams is done.
+
+        Raises CollectiveTimeout after ``timeout_s`` wall seconds, PeerLost when a peer's process is gone:
+        both after the local ranks were made to give up, with who waited for whom. The group has failed then.
+        """
+        self.check()
+        wait(self, timeout_s)
+
+    def close(self) -> None:
+        """Wait for the members' work (not when the group has failed), close the peers' memory, free the own
+        one, destroy the streams. Twice is fine. Devices and rendezvous stay open."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.failed is None:
+            for member in self.members:
+                with suppress(CudaHostError):  # whoever synchronises the device is told
+                    member.stream.synchronize()
+        self.pool.close()
+        for block in self._control.values():
+            block.free()
+        for member in self.members:
+            member.close()
+
+    def _new_control(self, member: Member) -> DeviceArray:
+        """Signals that nobody has given yet."""
+        layout, stream = self.layout, member.stream
+        self._signals.array(member.rank).fill(0, stream=stream)
+        block = member.device.empty(layout.control_bytes).fill(0, stream=stream)
+        pads = [pad.ptr for pad in self.pads(member.rank)]
+        known = np.array(pads + [0] * (self.world_size - len(pads)), np.uint64)
+        target = block.bytes_view(layout.pads_offset, known.nbytes).view(np.uint64)
+        target.copy_from(known, stream=stream)
+        stream.synchronize()
+        return block
+
+
+def _introduce(devices: Sequence[Device], exchange: Exchange, pool_bytes: int, slots: int) -> list[str]:
+    """The UUIDs of all ranks' GPUs. Raises GroupError when the ranks differ in what must be alike."""
+    cards = [
+        json.dumps(
+            {
+                "uuid": device.uuid,
+                "architecture": device.capabilities.arch,
+                "pool_bytes": pool_bytes,
+                "slots": slots,
+            }
+        ).encode()
+        for device in devices
+    ]
+    told = [json.loads(card) for card in exchange.gather(cards, "introduction of the ranks")]
+    for name in ("architecture", "pool_bytes", "slots"):
+        for rank, card in enumerate(told):
+            if card[name] != told[0][name]:
+                raise GroupError(
+                    f"all ranks have the same {name} (rank 0: {told[0][name]}, rank {rank}: {card[name]}); "
+                    "give every rank the same"
+                )
+    return [str(card["uuid"]) for card in told]
+
+
+def _check_gpus(uuids: Sequence[str], several_per_gpu: bool) -> None:
+    for rank, uuid in enumerate(uuids):
+        first = uuids.index(uuid)
+        if first != rank and not several_per_gpu:
+            raise GroupError(
+                f"every rank has a GPU of its own (ranks {first} and {rank} both have {uuid}); give each its "
+                "own, or pass several_per_gpu=True to test correctness on one"
+            )

@@ -1,0 +1,166 @@
+"""Where the host waits for collectives, and what it does when they do not end.
+
+A kernel that polls for a peer also polls its own abort word. The host writes that word with a copy on another
+stream, which runs while the kernel does; the kernel notes for whom it waited and returns. Waits in the stream
+itself (the copy engines') are let go by writing what they wait for. Then the streams run empty, the notes are
+read, and the error names them. The group is of no further use: its ranks are out of step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kernels.ipc.signals import RECORD, Step, behind
+from smfree.cuda import DeviceArray, Stream
+from smfree.ranks.errors import PeerLost, RankError
+
+if TYPE_CHECKING:
+    from kernels.ipc.group import Group, Member
+
+GRACE_S = 5.0
+"""How long the local ranks may take to give up: a kernel looks at its abort word every few microseconds."""
+
+
+class CollectiveTimeout(RankError):
+    """A collective that did not end in time. ``waits``: which local rank waited for which peer."""
+
+    def __init__(self, message: str, waits: Iterable[PeerWait] = ()) -> None:
+        super().__init__(message)
+        self.waits = tuple(waits)
+
+
+@dataclass(frozen=True)
+class PeerWait:
+    """Local rank ``rank`` waited for ``peer`` in vain: ``slots`` of its barrier ``step``, the first of which
+    wanted epoch ``wanted`` and saw ``seen``."""
+
+    rank: int
+    peer: int
+    step: str
+    slots: tuple[int, ...]
+    wanted: int
+    seen: int
+
+    def __str__(self) -> str:
+        more = f" and {len(self.slots) - 1} more" if len(self.slots) > 1 else ""
+        return (
+            f"rank {self.rank} waits for rank {self.peer} at the {self.step}: slot {self.slots[0]}{more}, "
+            f"epoch {self.wanted} wanted, {self.seen} seen"
+        )
+
+
+def wait(group: Group, timeout_s: float | None) -> None:
+    """See :meth:`kernels.ipc.group.Group.wait`."""
+    streams = [stream for member in group.members for stream in (member.stream, *member.peer_streams)]
+    what = ", ".join(group.calls) or "queued work"
+    try:
+        if timeout_s is None and group.in_process:
+            for stream in streams:
+                stream.synchronize()
+        elif not _drained(streams, timeout_s, lambda: group.exchange.check(f"group.wait: {what}")):
+            waits, stuck = give_up(group)
+            raise CollectiveTimeout(
+                f"{what} did not end within {timeout_s} s: {_shown(waits, stuck)}. See what the ranks waited "
+                "for are doing: every rank makes the same calls in the same order",
+                waits,
+            )
+    except PeerLost as error:
+        waits, stuck = give_up(group)
+        group.failed = PeerLost(f"{error} Here {what} was given up: {_shown(waits, stuck)}", error.ranks)
+        raise group.failed from error
+    except Exception as error:
+        group.failed = error
+        raise
+    for stream in streams:
+        stream.settled()
+    group.calls.clear()
+
+
+def give_up(group: Group) -> tuple[list[PeerWait], list[int]]:
+    """Make the local ranks end what they do; for whom they waited, and which ranks did not end even so."""
+    on_streams = [found for member in group.members for found in _stream_waits(group, member)]
+    for member in group.members:
+        _release(group, member)
+    stuck = [
+        member.rank
+        for member in group.members
+        if not _drained([member.control_stream, member.stream, *member.peer_streams], GRACE_S)
+    ]
+    in_kernels = [found for member in group.members for found in _kernel_waits(group, member)]
+    return in_kernels + on_streams, stuck
+
+
+def _drained(
+    streams: Iterable[Stream], timeout_s: float | None, check: Callable[[], None] | None = None
+) -> bool:
+    """Poll until all streams are idle; False when ``timeout_s`` is over before."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    pause_s = 20e-6
+    left = list(streams)
+    while True:
+        left = [stream for stream in left if not stream.query()]
+        if not left:
+            return True
+        if check is not None:
+            check()
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 1e-3)
+
+
+def _release(group: Group, member: Member) -> None:
+    """Set the abort word, and the host's signal words to what the streams wait for."""
+    layout, stream, words = group.layout, member.control_stream, member.last_words
+    words.array[0] = 1
+    words.array[1:] = np.repeat(np.array(group.host_epochs, np.uint32), group.world_size)
+    abort = group.control(member.rank).bytes_view(layout.abort_offset, 4)
+    member.device.copy(abort, words.array[:1].view(np.uint8), stream=stream)
+    host_words = _host_words(group, member)
+    member.device.copy(host_words, words.array[1:].view(np.uint8), stream=stream)
+
+
+def _host_words(group: Group, member: Member) -> DeviceArray:
+    """The words of the host slots in the member's pad."""
+    layout = group.layout
+    pad = group.pad(member.rank)
+    return pad.bytes_view(layout.word(layout.host_slot(), 0), 4 * layout.host_slots * layout.world_size)
+
+
+def _stream_waits(group: Group, member: Member) -> Iterable[PeerWait]:
+    """What the host slots lack. Their barriers come in pairs: odd epochs are entries, even ones exits."""
+    layout = group.layout
+    seen = _host_words(group, member).numpy(stream=member.control_stream).view(np.uint32)
+    for number, wanted in enumerate(group.host_epochs):
+        for peer in range(layout.world_size):
+            value = int(seen[number * layout.world_size + peer])
+            if peer != member.rank and behind(wanted, value):
+                step = Step.ENTRY if behind(wanted - 1, value) else Step.EXIT
+                yield PeerWait(member.rank, peer, str(step), (layout.host_slot(number),), wanted, value)
+
+
+def _kernel_waits(group: Group, member: Member) -> Iterable[PeerWait]:
+    """What the aborted kernels noted, one entry per peer and step."""
+    layout = group.layout
+    block = group.control(member.rank).bytes_view(layout.records_offset)
+    records = block.numpy(stream=member.control_stream).view(RECORD).reshape(layout.slots, layout.world_size)
+    for peer in range(layout.world_size):
+        column = records[:, peer]
+        for step in sorted({int(value) for value in column["step"]} - {0}):
+            slots = np.flatnonzero(column["step"] == step)
+            first = column[slots[0]]
+            name = str(Step(step)) if step in list(Step) else f"barrier {step}"
+            yield PeerWait(
+                member.rank, peer, name, tuple(map(int, slots)), int(first["wanted"]), int(first["seen"])
+            )
+
+
+def _shown(waits: Iterable[PeerWait], stuck: Iterable[int]) -> str:
+    lines = [str(found) for found in waits] or ["no rank noted a wait"]
+    lines += [f"rank {rank} did not end {GRACE_S:g} s after it was told to" for rank in stuck]
+    return "; ".join(lines)
