@@ -1,0 +1,101 @@
+// What the kernels of an AllGather share: where the shards lie, how bytes of any number and alignment move.
+//
+// Rank r's shard is [offset[r], offset[r + 1]) of dst, on every rank. So a shard has the same alignment
+// modulo 16 wherever it is copied, whatever its length. Only the caller's src may lie otherwise: each CTA
+// first copies its slice of it to its place in the own dst (nothing in place), before the entry barrier,
+// while peers still are on their way. After the barrier all traffic is between equal offsets of the ranks'
+// dst, in 16-byte vectors.
+#pragma once
+#include "signals.cuh"
+
+constexpr u32 LINE_BYTES = 128;
+
+struct Gather {          // by value in the parameters: nothing to upload, nothing to load
+  u8* dst[WORLD_SIZE];   // of every rank as this GPU sees it, congruent modulo 16
+  u64 offset[WORLD_SIZE + 1];
+};
+
+// The dst of the peer of a turn. Rank r begins with peer r + 1, then r + 2: at any time each port serves about
+// one rank, where a common order would make all of them meet at one port after the other.
+PTX_INLINE u8* peer_dst(const Gather& gather, u32 rank, u32 turn) {
+  return gather.dst[(rank + turn) % WORLD_SIZE];
+}
+
+struct Slice { u64 begin, end; };  // offsets in dst
+
+// This CTA's part of a shard: the same on every rank, so that the barrier of a slot is enough. Cut at lines.
+PTX_INLINE Slice slice_of(const Gather& gather, u32 shard) {
+  const u64 begin = gather.offset[shard], end = gather.offset[shard + 1];
+  const u64 first_line = begin / LINE_BYTES;
+  const u32 num_lines = (u32)((end + LINE_BYTES - 1) / LINE_BYTES - first_line);
+  const u32 lines = (num_lines + gridDim.x - 1) / gridDim.x;
+  const u64 from = (first_line + (u64)blockIdx.x * lines) * LINE_BYTES, to = from + (u64)lines * LINE_BYTES;
+  const Slice slice = {from < begin ? begin : from, to < end ? to : end};
+  return slice.begin < slice.end ? slice : Slice{end, end};
+}
+
+// The whole vectors of a slice that are aligned at base; what lies in front of them and behind goes by bytes.
+template <u32 VECTOR_BYTES>
+PTX_INLINE Slice body_of(const u8* base, Slice slice) {
+  const u64 head = (VECTOR_BYTES - (u64)(base + slice.begin)) % VECTOR_BYTES;
+  const u64 left = slice.end - slice.begin;
+  const u64 begin = slice.begin + (head < left ? head : left);
+  return {begin, begin + (slice.end - begin) / VECTOR_BYTES * VECTOR_BYTES};
+}
+
+// Fewer than a vector's bytes on each side: one thread per byte. store(at, value) for each.
+template <class Store>
+PTX_INLINE void move_edges(const u8* src, Slice slice, Slice body, Store store) {
+  const u64 head = slice.begin + threadIdx.x, tail = body.end + threadIdx.x;
+  u8 byte;
+  if (head < body.begin) ld_global(byte, src + head), store(head, byte);
+  if (tail < slice.end) ld_global(byte, src + tail), store(tail, byte);
+}
+
+// UNROLL loads, then UNROLL times store(at, value): the loads of a thread are under way together.
+template <class Vector, class Store>
+PTX_INLINE void move_body(const u8* src, Slice body, Store store) {
+  constexpr u32 STEP = THREADS * sizeof(Vector);
+  u64 at = body.begin + threadIdx.x * sizeof(Vector);
+#pragma unroll 1
+  for (; at + (UNROLL - 1) * STEP < body.end; at += UNROLL * STEP) {
+    Vector v[UNROLL];
+#pragma unroll
+    for (u32 k = 0; k < UNROLL; ++k) ld_global(v[k], src + at + k * STEP);
+#pragma unroll
+    for (u32 k = 0; k < UNROLL; ++k) store(at + k * STEP, v[k]);
+  }
+#pragma unroll 1
+  for (; at < body.end; at += STEP) {
+    Vector v;
+    ld_global(v, src + at);
+    store(at, v);
+  }
+}
+
+template <class Vector, class Store>
+PTX_INLINE void move(const u8* src, Slice slice, Store store) {
+  const Slice body = body_of<sizeof(Vector)>(src, slice);
+  move_edges(src, slice, body, store);
+  move_body<Vector>(src, body, store);
+}
+
+// A byte to every peer; for edges.
+PTX_INLINE void store_to_peers(const Gather& gather, u32 rank, u64 at, u8 byte) {
+#pragma unroll 1
+  for (u32 turn = 1; turn < WORLD_SIZE; ++turn) st_global(peer_dst(gather, rank, turn) + at, byte);
+}
+
+// Copies this CTA's slice of the own shard from src to its place in the own dst, unless it is there already.
+PTX_INLINE void place_own(const Gather& gather, const u8* src, u32 rank) {
+  u8* const dst = gather.dst[rank];
+  const u8* const base = src - gather.offset[rank];  // base + at goes to dst + at
+  if (base == dst) return;
+  const Slice slice = slice_of(gather, rank);
+  const auto store = [=](u64 at, const auto& value) { st_global(dst + at, value); };
+  const u32 apart = (u32)(dst - base);  // the widest access that both sides are aligned for
+  if (apart % 16 == 0) move<b32x4>(base, slice, store);
+  else if (apart % 4 == 0) move<b32x1>(base, slice, store);
+  else if (apart % 2 == 0) move<u16>(base, slice, store);
+  else move<u8>(base, slice, store);
+}
