@@ -1,8 +1,8 @@
 """One connection: whole messages, blocks of bytes without detours, and file descriptors.
 
 A message is a header (magic, bytes of control, bytes of blocks), the control bytes of
-:mod:`smfree.emulator.server.wire`, then the blocks. Descriptors ride on its first byte. Sockets are abstract Unix
-sockets: a name without a file. The kernel tells who is at the other end, and only the same user is let in.
+:mod:`smfree.emulator.server.wire`, then the blocks. Descriptors ride on its first byte. Sockets are abstract
+Unix sockets: a name without a file. The kernel tells who is at the other end; only the same user is let in.
 """
 
 from __future__ import annotations
@@ -101,6 +101,9 @@ class Channel:
             if count == 0:
                 raise ChannelClosed("the other end closed the connection within a message")
             at += count
+
+    def __del__(self) -> None:
+        self.socket.close()  # no shutdown: after a fork the parent goes on using it
 
     def close(self) -> None:
         """Close; whoever waits in :meth:`receive` here or there finds out."""

@@ -1,8 +1,8 @@
 """Host memory that the server and a client both map: page-locked memory, and shared memory of the program.
 
 Page-locked memory is a memfd: no name, gone with the last descriptor and mapping. It lies at one address,
-unique on the node, in the server and in the client that allocated it, so the host address is the device address,
-as with unified addressing.
+unique on the node, in the server and in the client that allocated it, so the host address is the device
+address, as with unified addressing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from smfree.emulator.host_memory import HostMemory, HostRange
 
 ARENA = 0x2000_0000_0000
 ARENA_END = 0x4000_0000_0000
-"""Node-wide host addresses: above the devices' windows, below mappings, where no system puts memory itself."""
+"""Host addresses of the whole node: above the devices' windows, below mappings, where systems put nothing."""
 _STEP = 1 << 16
 _FIXED_NOREPLACE = 0x10_0000
 _NORESERVE = 0x4000

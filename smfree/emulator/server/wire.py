@@ -1,8 +1,8 @@
 """What travels between a node's server and its clients: values of a driver call, typed one by one.
 
-A closed set of types: None, booleans, integers, floats, bytes, text, lists, tuples, dictionaries, and from the
-binding handles, enums and a few structures. Nothing is ever executed or looked up by a name that is not in
-these tables, so a message can be wrong but not harmful. Big byte blocks stay outside: :class:`Bulk` says where.
+A closed set of types: None, booleans, integers, floats, bytes, text, lists, tuples, dictionaries, and from
+the binding handles, enums and a few structures. Nothing is executed or looked up by a name that is not in
+these tables, so a message can be wrong but not harmful. Big blocks stay outside: :class:`Bulk` says where.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ RAW = _present(*_RAW_BYTES)
 FIELDS: dict[str, tuple[str, ...]] = {
     "CUlaunchAttribute": ("id", "value"),
     "CUlaunchConfig": (
-        "gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes", "hStream",
-        "attrs", "numAttrs",
+        "gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ",
+        "sharedMemBytes", "hStream", "attrs", "numAttrs",
     ),
     "CUmemLocation": ("type", "id"),
     "CUmemAccessDesc": ("location", "flags"),
