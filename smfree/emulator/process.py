@@ -117,12 +117,14 @@ class Process:
         self.label = label or f"process {number}"
         self.alive = True
         self.initialised = False
+        self.in_host_function = False
+        """Whether a function of cuLaunchHostFunc is running; the others' calls wait for the node's lock."""
         self.report = ""
         """Full text of the latest error or refusal."""
         self.host_time_s = 0.0
         """The modelled clock of this process's host thread."""
         self.threads = threading.local()
-        """Per host thread: ``contexts``, the stack of current ones; ``caller``, where a served program calls."""
+        """Per host thread: ``contexts``, the stack of current ones; ``caller``, the line of a served call."""
         self.objects: dict[int, Any] = {}
         """Everything a handle of this process can name."""
         self.described: dict[str, tuple[int, int]] = {}

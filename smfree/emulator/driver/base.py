@@ -83,6 +83,11 @@ class DriverBase:
         node, process = self.node, self.process
         if not process.alive:
             raise Refusal(CUresult.CUDA_ERROR_DEINITIALIZED, f"{process} has ended")
+        if process.in_host_function:
+            raise Refusal(
+                CUresult.CUDA_ERROR_NOT_PERMITTED,
+                "a function of cuLaunchHostFunc must not call the driver; set a flag and return",
+            )
         if needs is Needs.NOTHING:
             return
         if not process.initialised:

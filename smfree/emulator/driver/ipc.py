@@ -7,14 +7,12 @@ from typing import Any
 
 from cuda.bindings import driver as cuda
 
-from smfree.emulator.address_space import Located, MappingKind
 from smfree.emulator.driver.base import entry
 from smfree.emulator.driver.errors import CUresult, Refusal, invalid, invalid_handle
 from smfree.emulator.driver.peers import PeerCalls, can_access
 from smfree.emulator.driver.streams import StreamCalls
 from smfree.emulator.interprocess import HANDLE_BYTES, Export, new_key
-from smfree.emulator.memory import GlobalMemory
-from smfree.emulator.process import AllocationKind, Context
+from smfree.emulator.process import Context
 from smfree.emulator.streams import Event
 
 _LAZY_ENABLE_PEER_ACCESS = 1
@@ -46,21 +44,6 @@ class IpcCalls(PeerCalls, StreamCalls):
         if reason is not None or found is None or found.device is None:
             raise invalid(f"{address:#x} {reason}. {_WAYS_OUT}")
         return self.process.contexts[found.device.ordinal]
-
-    def _why_not_exportable(self, found: Located | None) -> str | None:
-        if found is None:
-            return "is in no live allocation of this process"
-        if found.mapping is not None:
-            if found.mapping.kind is MappingKind.IPC:
-                return f"is {found.mapping}; only the process that allocated it exports it"
-            return f"is {found.mapping}, of virtual memory management"
-        if found.device is None or not isinstance(found.memory, GlobalMemory):
-            return "is host memory"
-        home = found.memory.check_range(found.address, 1, "dptr")
-        kind = self.process.contexts[found.device.ordinal].allocations.get(home.start)
-        if kind is not AllocationKind.DEVICE:
-            return f"is in {home}, which is memory of {kind}"
-        return None
 
     @entry(1)
     def cuIpcOpenMemHandle(self, handle: Any, Flags: int) -> Any:

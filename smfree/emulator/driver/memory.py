@@ -268,6 +268,33 @@ class MemoryCalls(DriverBase):
         assert host is not None, "located there"
         return host.address, host.nbytes
 
+    def _why_not_exportable(self, found: Located | None) -> str | None:
+        """What keeps located memory from being exported with cuIpcGetMemHandle; None when nothing does."""
+        if found is None:
+            return "is in no live allocation of this process"
+        if found.mapping is not None:
+            if found.mapping.kind is MappingKind.IPC:
+                return f"is {found.mapping}; only the process that allocated it exports it"
+            return f"is {found.mapping}, of virtual memory management"
+        if found.device is None or not isinstance(found.memory, GlobalMemory):
+            return "is host memory"
+        home = found.memory.check_range(found.address, 1, "dptr")
+        kind = self.process.contexts[found.device.ordinal].allocations.get(home.start)
+        if kind is not AllocationKind.DEVICE:
+            return f"is in {home}, which is memory of {kind}"
+        return None
+
+    def _context_around(self, found: Located, start: int) -> Context | None:
+        """The context that allocated, registered or opened memory; stream-ordered and virtual memory has none
+        (openucx/ucx, cuda_copy_md.c)."""
+        if found.device is None:
+            return None
+        if found.mapping is not None:
+            opened = [one for one in self.process.contexts.values() if start in one.imports]
+            return opened[0] if opened else None
+        context = self.process.contexts[found.device.ordinal]
+        return None if context.allocations.get(start) is AllocationKind.STREAM_ORDERED else context
+
     @entry(1)
     def cuPointerGetAttribute(self, attribute: Any, ptr: Any) -> Any:
         address = int(ptr)
@@ -288,7 +315,7 @@ class MemoryCalls(DriverBase):
         start, nbytes = self._extent(found, address) if found is not None else (0, 0)
         match attribute.name.removeprefix("CU_POINTER_ATTRIBUTE_"):
             case "CONTEXT":
-                return as_context(self.process.contexts[device.ordinal] if device is not None else None)
+                return as_context(self._context_around(found, start) if found is not None else None)
             case "MEMORY_TYPE":
                 kinds = cuda.CUmemorytype
                 kind = kinds.CU_MEMORYTYPE_DEVICE if device is not None else kinds.CU_MEMORYTYPE_HOST
@@ -299,7 +326,9 @@ class MemoryCalls(DriverBase):
                 if device is not None:
                     raise invalid(f"{address:#x} is device memory; it has no host pointer")
                 return address if found is not None else 0
-            case "SYNC_MEMOPS" | "IS_MANAGED" | "IS_LEGACY_CUDA_IPC_CAPABLE":
+            case "IS_LEGACY_CUDA_IPC_CAPABLE":
+                return self._why_not_exportable(found) is None
+            case "SYNC_MEMOPS" | "IS_MANAGED":
                 return False
             case "BUFFER_ID":
                 return start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ from cuda.bindings import driver as cuda
 from smfree.emulator.driver.base import as_context, entry
 from smfree.emulator.driver.device import GREATEST_PRIORITY
 from smfree.emulator.driver.errors import CUresult, Refusal, fault_code, invalid, invalid_handle, unsupported
-from smfree.emulator.driver.memory import MemoryCalls, Place, host_bytes
+from smfree.emulator.driver.memory import MemoryCalls, Place, address_of, host_bytes
 from smfree.emulator.errors import EmulationError
 from smfree.emulator.streams import Event, Operation, Stream, WaitValue
 
+_HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _DISABLE_TIMING, _INTERPROCESS = 2, 4
 _GEQ, _EQ, _AND, _NOR = range(4)
 _FLUSH = 1 << 30
@@ -175,6 +177,26 @@ class StreamCalls(MemoryCalls):
             times.append(event.operation.end_s)
         return float(np.float32((times[1] - times[0]) * 1e3))
 
+    # ------------------------------------------------------------------------------------ host functions
+
+    @entry(0)
+    def cuLaunchHostFunc(self, hStream: Any, fn: Any, userData: Any) -> None:
+        """The function runs in the host thread that finds its turn has come, and may not call the driver."""
+        stream, address = self._stream(hStream), int(fn or 0)
+        if not address:
+            raise invalid("fn is NULL")
+        function, argument = _HOST_FUNCTION(address), address_of(userData)
+
+        def call(start_s: float) -> float:
+            self.process.in_host_function = True
+            try:
+                function(argument)
+            finally:
+                self.process.in_host_function = False
+            return 0.0
+
+        self._submit(stream, f"host function {address:#x}", call)
+
     # ------------------------------------------------------------------------------- values in the stream
 
     @entry(0)
@@ -187,7 +209,12 @@ class StreamCalls(MemoryCalls):
 
     def _wait_value(self, hStream: Any, addr: Any, value: Any, flags: int, width: int) -> None:
         stream, place = self._stream(hStream), self._word(addr, width)
-        condition, wanted = int(flags) & ~_FLUSH, int(value) & (1 << 8 * width) - 1
+        condition, wanted = int(flags), int(value) & (1 << 8 * width) - 1
+        if condition & _FLUSH:
+            raise unsupported(
+                "CU_STREAM_WAIT_VALUE_FLUSH needs CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, 0 here; order "
+                "the writer's data before its flag instead"
+            )
         if condition not in (_GEQ, _EQ, _AND, _NOR):
             raise invalid(f"flags must be one of CU_STREAM_WAIT_VALUE_*, got {flags:#x}")
 
