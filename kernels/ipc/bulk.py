@@ -1,4 +1,4 @@
-"""AllGather by the TMA, asked by one thread per CTA (bulk_push.cu, bulk_pull.cu): ``tma.push``, ``tma.pull``."""
+"""AllGather by the TMA (bulk_push.cu, bulk_pull.cu): ways ``tma.push`` and ``tma.pull``."""
 
 from __future__ import annotations
 
