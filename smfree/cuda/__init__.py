@@ -50,6 +50,7 @@ from smfree.cuda.errors import (
     UnavailableError,
     VariableNotFoundError,
 )
+from smfree.cuda.graphs import Graph
 from smfree.cuda.image import FunctionFacts, ModuleImage, ParamInfo
 from smfree.cuda.memory import DeviceArray, HostBuffer
 from smfree.cuda.module import Kernel, Module, ModuleLoadError
@@ -79,6 +80,7 @@ __all__ = [
     "DriverError",
     "Event",
     "FunctionFacts",
+    "Graph",
     "GraphError",
     "HostBuffer",
     "Interleave",

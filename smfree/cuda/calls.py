@@ -8,6 +8,7 @@ the driver refused these arguments, a kernel failed, or the context had failed b
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Any
 
 from smfree.cuda.errors import (
@@ -62,6 +63,15 @@ _REMEDIES = {
 }
 
 
+class _Captures(threading.local):
+    """How many stream captures this thread has begun: the driver forbids it to free anything meanwhile."""
+
+    count = 0
+
+
+_captures = _Captures()
+
+
 class Calls:
     """One driver and one context.
 
@@ -94,9 +104,7 @@ class Calls:
             returned = getattr(self.driver, api)(*args)
         finally:
             self._depth -= 1
-        while self._put_off and not self._depth:
-            late, late_args = self._put_off.pop()
-            self.quiet(late, *late_args)
+        self._catch_up()
         return self.check(api, returned, **what)
 
     def check(self, api: str, returned: Any, **what: object) -> Any:
@@ -119,9 +127,10 @@ class Calls:
     def quiet(self, api: str, *args: Any) -> None:
         """For clean-up: call ``api`` unless the context is gone, and let no error out.
 
-        Garbage collection can strike inside a call (an emulated GPU is Python too); then it is done after it.
+        Garbage collection can strike inside a call (an emulated GPU is Python too) or a stream capture; then
+        it is done after it.
         """
-        if self._depth:
+        if self._depth or _captures.count:
             self._put_off.append((api, args))
             return
         if self.failed is None and not self.closed:
@@ -129,6 +138,21 @@ class Calls:
                 if self.context is not None:
                     self.driver.cuCtxSetCurrent(self.context)
                 getattr(self.driver, api)(*args)
+
+    def _catch_up(self) -> None:
+        """Do the clean-up that was put off, in its order."""
+        while self._put_off and not self._depth and not _captures.count:
+            api, args = self._put_off.pop(0)
+            self.quiet(api, *args)
+
+    def hold_clean_up(self) -> None:
+        """A stream capture of this thread begins."""
+        _captures.count += 1
+
+    def resume_clean_up(self) -> None:
+        """It has ended."""
+        _captures.count -= 1
+        self._catch_up()
 
     def close(self) -> None:
         """From now on every call is an error and every clean-up a no-op."""

@@ -246,7 +246,7 @@ class Kernel:
             shared_bytes=shape.shared_bytes,
             cluster=shape.cluster,
         )
-        stream.keep(*packed.kept)
+        stream.keep(self.module, *packed.kept)
 
     def _prepare(self, shape: LaunchShape) -> None:
         self._allow_shared(shape.shared_bytes)

@@ -48,6 +48,7 @@ class MulticastObject(MemoryObject):
     def __init__(self, device: Device, handle: Any, nbytes: int, granularity: int, num_devices: int) -> None:
         super().__init__(device, handle, nbytes, granularity)
         self.num_devices = num_devices
+        self._bound: list[tuple[Device, int, int]] = []
 
     @classmethod
     def create(
@@ -111,11 +112,14 @@ class MulticastObject(MemoryObject):
             device=memory.device.spec,
             bytes=nbytes,
         )
+        self._bound.append((memory.device, offset_bytes, nbytes))
 
-    def unbind(self, device: Device, *, offset_bytes: int = 0, nbytes: int | None = None) -> None:
-        """Undo a :meth:`bind` of ``device``'s memory; offset and size are that bind's."""
-        size = self.nbytes - offset_bytes if nbytes is None else nbytes
-        self._call("cuMulticastUnbind", self.handle, device.ordinal, offset_bytes, size, device=device.spec)
+    def unbind(self, device: Device) -> None:
+        """Undo every :meth:`bind` of ``device``'s memory through this object."""
+        for bound in [bound for bound in self._bound if bound[0] is device]:
+            _, offset, nbytes = bound
+            self._call("cuMulticastUnbind", self.handle, device.ordinal, offset, nbytes, device=device.spec)
+            self._bound.remove(bound)
 
 
 def multicast_granularity(device: Device, num_devices: int, *, shareable: bool = True) -> int:
@@ -139,12 +143,9 @@ def multicast_unavailable(devices: Sequence[Device]) -> str | None:
             multicast = stack.enter_context(MulticastObject.create(devices[0], 1, len(devices)))
             for device in devices:
                 multicast.add(device)
-            bound = []
             for device in devices:
-                memory = stack.enter_context(PhysicalMemory.create(device, multicast.nbytes))
-                multicast.bind(memory, nbytes=multicast.nbytes)
-                bound.append(device)
-            for device in bound:
+                multicast.bind(stack.enter_context(PhysicalMemory.create(device, multicast.nbytes)))
+            for device in devices:
                 multicast.unbind(device)
     except DriverError as error:
         reason = _REASONS.get(error.code_name)

@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from smfree.cuda.errors import LaunchError
+from smfree.cuda.graphs import Graph
 
 if TYPE_CHECKING:
     from smfree.cuda.device import Device
@@ -34,6 +35,8 @@ class Stream:
     def __init__(self, device: Device, handle: Any, *, owned: bool = True) -> None:
         self.device = device
         self.handle = handle
+        self.graph: Graph | None = None
+        """The graph that is being captured from this stream."""
         self._kept: dict[int, tuple[int, Any]] = {}
         self._queued = 0
         self._destroy = (
@@ -41,7 +44,11 @@ class Stream:
         )
 
     def keep(self, *objects: Any) -> None:
-        """Keep objects alive until the work queued so far is known to be done."""
+        """Keep objects alive until the work queued so far is known to be done, or as long as the graph that
+        is being captured."""
+        if self.graph is not None:
+            self.graph.keep(*objects)
+            return
         self._queued += 1
         for thing in objects:
             self._kept[id(thing)] = (self._queued, thing)
@@ -72,6 +79,7 @@ class Stream:
         event = self._own(event or self.device.event())
         self.device.calls("cuEventRecord", event.handle, self.handle)
         event.mark = (self, self._queued)
+        event.graph = self.graph
         return event
 
     def wait(self, event: Event) -> None:
@@ -79,6 +87,12 @@ class Stream:
         if not isinstance(event, Event) or event.device.driver is not self.device.driver:
             raise LaunchError(f"a stream waits for an event of its own machine (got {event!r})")
         self.device.calls("cuStreamWaitEvent", self.handle, event.handle, 0)
+        if event.graph is not None and event.graph.capturing:
+            event.graph.join(self)
+
+    def capture(self) -> Graph:
+        """Record the work of a ``with`` block instead of running it; see :mod:`smfree.cuda.graphs`."""
+        return Graph(self)
 
     def wait_value(
         self, ptr: int, value: int, *, bits: int = 32, condition: WaitCondition | None = None
@@ -117,6 +131,8 @@ class Event:
         self.handle = handle
         self.timing = timing
         self.mark: tuple[Stream, int] | None = None
+        self.graph: Graph | None = None
+        """The graph in whose capture it was last recorded."""
         weakref.finalize(self, device.calls.quiet, "cuEventDestroy", handle)
 
     def synchronize(self) -> None:
