@@ -163,7 +163,7 @@ def test_different_calls_are_an_error_that_names_both(other: str) -> None:
             rendezvous.barrier("b")
         else:
             rendezvous.send_fd(0, 0, "a")
-            rendezvous.barrier("a")
+            rendezvous.recv_fd(0, "a")
 
     errors = as_threads(differ, 2)
     text = f"rank 1 is in {other} and rank 0 in barrier 'a'; all ranks must make the same calls"
@@ -295,6 +295,7 @@ def _rank(name: str, rank: int, pipe: Connection, mode: str) -> None:
                 time.sleep(0.01)
     except PeerLost as error:
         pipe.send((time.monotonic(), str(error)))
+        pipe.recv()  # its own end would be noticed, too
 
 
 @pytest.mark.parametrize("mode", ["alone", "forked"])
@@ -317,6 +318,8 @@ def test_kill_9_is_noticed_at_once_by_all(mode: str) -> None:
         when, text = pipes[rank].recv()
         assert text == (f"rank {rank} waited in {doing}: rank 1 has died (its process {pids[1]} is gone)")
         assert when - killed < 1
+    for pipe in (pipes[0], pipes[2]):
+        pipe.send("end")
     for process in processes:
         process.join(10)
         assert process.exitcode is not None
