@@ -84,8 +84,9 @@ class UnixRendezvous:
     def _meet(self) -> None:
         deadline = time.monotonic() + self.timeout_s
         with Meeting(self.name, self.rank, self.world_size, self._labels) as meeting:
-            while absent := meeting.absent():
+            while meeting.absent():
                 meeting.step()
+                absent = meeting.absent()
                 for peer, link in meeting.links.items() - self._links.items():
                     self._links[peer] = link
                     self._watch(peer, link)

@@ -321,5 +321,4 @@ def test_kill_9_is_noticed_at_once_by_all(mode: str) -> None:
     for pipe in (pipes[0], pipes[2]):
         pipe.send("end")
     for process in processes:
-        process.join(10)
-        assert process.exitcode is not None
+        process.join()
