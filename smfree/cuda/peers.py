@@ -132,7 +132,7 @@ def copy_batch(device: Device, pairs: Iterable[tuple[Memory, Memory]], stream: S
     used = _own_stream(device, stream)
     sized = [(dst, src, _check_pair(device, dst, src)) for dst, src in pairs]
     wanted = [one for one in sized if one[2]]
-    if not wanted or not _takes_batches(device, used):
+    if not wanted or not takes_batches(device, used):
         for dst, src, nbytes in wanted:
             _copy_one(device, dst, src, nbytes, used)
         return CopyWay.ONE_BY_ONE
@@ -157,7 +157,7 @@ def copy_batch(device: Device, pairs: Iterable[tuple[Memory, Memory]], stream: S
     return CopyWay.BATCH
 
 
-def _takes_batches(device: Device, stream: Stream) -> bool:
+def takes_batches(device: Device, stream: Stream) -> bool:
     """From CUDA 12.8 on, not on the legacy default stream (CUDA driver API, cuMemcpyBatchAsync) and not while
     the stream is being captured."""
     if int(stream.handle) == 0 or not hasattr(device.driver, "cuMemcpyBatchAsync"):

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from smfree.cuda.device import Device
 
 
+_FLUSH = 1 << 30  # CU_STREAM_WAIT_VALUE_FLUSH
+
+
 class WaitCondition(IntEnum):
     """What :meth:`Stream.wait_value` waits for; the values of CUstreamWaitValue_flags."""
 
@@ -95,12 +98,23 @@ class Stream:
         return Graph(self)
 
     def wait_value(
-        self, ptr: int, value: int, *, bits: int = 32, condition: WaitCondition | None = None
+        self,
+        ptr: int,
+        value: int,
+        *,
+        bits: int = 32,
+        condition: WaitCondition | None = None,
+        flush: bool = False,
     ) -> None:
         """Later work waits until the word of ``bits`` bits at device address ``ptr`` meets ``condition`` with
-        ``value`` (default: GEQ, word >= value cyclically)."""
+        ``value`` (default: GEQ, word >= value cyclically).
+
+        ``flush``: later work also sees every remote write that reached the device before the word's; only for
+        devices with CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES.
+        """
         _check_word(ptr, value, bits)
         flags = int(WaitCondition.GEQ if condition is None else WaitCondition(condition))
+        flags |= _FLUSH if flush else 0
         self.device.calls(
             f"cuStreamWaitValue{bits}", self.handle, ptr, value, flags, ptr=hex(ptr), value=value, flags=flags
         )
