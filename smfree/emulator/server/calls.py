@@ -11,7 +11,8 @@ _PLAIN = (
     "cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString",
     "cuDeviceGet cuDeviceGetCount cuDeviceGetName cuDeviceGetPCIBusId cuDeviceGetUuid cuDeviceTotalMem",
     "cuDeviceCanAccessPeer cuDeviceGetP2PAttribute",
-    "cuDevicePrimaryCtxGetState cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRetain cuDevicePrimaryCtxSetFlags",
+    "cuDevicePrimaryCtxGetState cuDevicePrimaryCtxSetFlags",
+    "cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRetain",
     "cuCtxGetCurrent cuCtxGetDevice cuCtxGetFlags cuCtxGetId cuCtxGetStreamPriorityRange cuCtxPopCurrent",
     "cuCtxPushCurrent cuCtxSetCurrent cuCtxSynchronize cuCtxEnablePeerAccess cuCtxDisablePeerAccess",
     "cuMemAlloc cuMemAllocAsync cuMemFree cuMemFreeAsync cuMemGetAddressRange cuMemGetInfo",
@@ -58,6 +59,9 @@ SPECIAL = frozenset(
         *ANYWHERE,
         *PINNED,
         "cuDeviceGetAttribute",
+        "cuMemExportToShareableHandle",
+        "cuMemImportFromShareableHandle",
+        "cuMemcpyBatchAsync",
         "cuMemFreeHost",
         "cuMemHostGetDevicePointer",
         "cuMemHostGetFlags",
@@ -69,7 +73,7 @@ SPECIAL = frozenset(
     }
 )
 
-REFUSED: dict[str, str] = {}
+REFUSED = {"cuLaunchHostFunc": "a host function is code of another process; wait for an event instead"}
 """Emulated calls that are not served, and why."""
 
 NODE_START = 1 << 40

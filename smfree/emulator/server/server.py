@@ -139,5 +139,7 @@ class Server:
                     channel.send(reply, out)
                 except (TypeError, OverflowError) as error:  # nothing was sent
                     channel.send(("error", "TypeError", f"{request[0]}: {error}"))
+                finally:
+                    close_all(out)
         finally:
             session.channels.discard(channel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -38,7 +39,11 @@ Reply = tuple[Any, list[int]]
 
 
 class Session:
-    """One client process. Its threads have a connection each, and each its own thread here."""
+    """One client process. Its threads have a connection each, and each its own thread here.
+
+    A handler takes (call, arguments, descriptors) and gives a reply: a value, and descriptors of its own,
+    which are closed once sent.
+    """
 
     def __init__(self, node: Node, host: SharedHostMemory, label: str) -> None:
         self.host = host
@@ -138,7 +143,23 @@ class Session:
         if result[0] != SUCCESS:
             return result, []
         fd, nbytes = self.host.descriptor(result[1])
-        return (*result, nbytes), [fd]
+        return (*result, nbytes), [os.dup(fd)]
+
+    def batch(self, name: str, arguments: tuple[Any, ...], fds: Sequence[int]) -> Reply:
+        destinations, sources, sizes, *rest = arguments
+        for addresses in (destinations, sources):
+            for address, nbytes in zip(addresses, sizes, strict=True):
+                self._located(int(address), int(nbytes))
+        return getattr(self.driver, name)(destinations, sources, sizes, *rest), []
+
+    def export(self, name: str, arguments: tuple[Any, ...], fds: Sequence[int]) -> Reply:
+        result = getattr(self.driver, name)(*arguments)
+        return result[:1], [result[1]] if result[0] == SUCCESS else []
+
+    def import_(self, name: str, arguments: tuple[Any, ...], fds: Sequence[int]) -> Reply:
+        if len(fds) != 1:
+            raise WireError("a shareable handle comes as a descriptor")
+        return getattr(self.driver, name)(fds[0], *arguments), []
 
     def host_call(self, name: str, arguments: tuple[Any, ...], fds: Sequence[int]) -> Reply:
         """A call whose first argument is host memory that the node knows."""
@@ -202,6 +223,11 @@ class Session:
 
     def context_failed(self, name: str, arguments: tuple[Any, ...], fds: Sequence[int]) -> Reply:
         return self.driver.context_failed(*arguments), []
+
+    def place_host_memory(self, name: str, arguments: tuple[Any, ...], fds: Sequence[int]) -> Reply:
+        address, nbytes, numa_node = arguments
+        self.driver.place_host_memory(_checked(address), nbytes, numa_node)
+        return None, []
 
     def report(self, name: str, arguments: tuple[Any, ...], fds: Sequence[int]) -> Reply:
         return self.driver.report(), []
@@ -273,8 +299,12 @@ _HANDLERS: dict[str, _Handler] = {
         Session.host_call,
     ),
     "cuMemHostRegister": Session.register,
+    "cuMemcpyBatchAsync": Session.batch,
+    "cuMemExportToShareableHandle": Session.export,
+    "cuMemImportFromShareableHandle": Session.import_,
     "cuTensorMapReplaceAddress": Session.replace_address,
     "signature": Session.signature,
+    "place_host_memory": Session.place_host_memory,
     "describe_function": Session.describe_function,
     "context_failed": Session.context_failed,
     "report": Session.report,
