@@ -21,7 +21,7 @@ from smfree.emulator.host_memory import HostMemory
 from smfree.emulator.interprocess import Export
 from smfree.emulator.links import Links
 from smfree.emulator.memory import GlobalMemory
-from smfree.emulator.process import Context, Process
+from smfree.emulator.process import Context, Count, Process
 from smfree.emulator.profile import LINE_BYTES, Profile
 from smfree.emulator.profile import load as load_profile
 from smfree.emulator.ptx.ast import Kernel
@@ -212,6 +212,20 @@ class Node:
             if process in self.processes:
                 self.processes.remove(process)
             self.lock.notify_all()
+
+    def count_of(self, process: Process) -> Count:
+        """What a process has now. ``handles``: streams, events, modules, functions and the like."""
+        with self.lock:
+            contexts = process.contexts.values()
+            return Count(
+                contexts=sum(context.active for context in contexts),
+                allocations=sum(len(context.allocations) for context in contexts),
+                mappings=sum(1 for _ in process.space),
+                handles=len(process.objects),
+                host_ranges=sum(found.process is process for found in self.host.ranges.values()),
+                streams=sum(len(self.timeline.streams_of(context)) for context in contexts),
+                queued=sum(self.timeline.pending(context) for context in contexts),
+            )
 
     def new_handle(self) -> int:
         """A value that names nothing yet."""

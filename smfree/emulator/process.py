@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smfree.emulator.address_space import AddressSpace
 from smfree.emulator.streams import LEGACY_STREAM, Event, Stream
@@ -19,6 +19,18 @@ if TYPE_CHECKING:
     from smfree.emulator.node import DeviceState, Fault, Node
 
 _FIRST_CONTEXT = 0x5AFC_0000_0000
+
+
+class Count(NamedTuple):
+    """What a process has on its node: what a leak makes grow."""
+
+    contexts: int
+    allocations: int
+    mappings: int
+    handles: int
+    host_ranges: int
+    streams: int
+    queued: int
 
 
 class AllocationKind(StrEnum):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from cuda.bindings import driver as cuda
 
 from smfree.emulator.counters import Counters
@@ -122,6 +123,35 @@ def open_driver(*profiles: str, executor: Any = None, **settings: Any) -> Driver
     context = ok(driver.cuDevicePrimaryCtxRetain(ok(driver.cuDeviceGet(0))))
     ok(driver.cuCtxSetCurrent(context))
     return driver
+
+
+def attach(node: Node, ordinal: int = 0, label: str = "") -> Driver:
+    """Another process on a node, with its primary context on device ``ordinal`` current."""
+    driver = Driver(node, label)
+    ok(driver.cuInit(0))
+    ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(ordinal))))
+    return driver
+
+
+def open_node(driver: Driver) -> list[Any]:
+    """Primary contexts on every device of the driver's node; device 0's is current."""
+    contexts = [ok(driver.cuDevicePrimaryCtxRetain(device.ordinal)) for device in driver.node.devices]
+    ok(driver.cuCtxSetCurrent(contexts[0]))
+    return contexts
+
+
+def array_of(driver: Driver, values: np.ndarray) -> Any:
+    """New device memory of the current context that holds ``values``."""
+    pointer = ok(driver.cuMemAlloc(values.nbytes))
+    ok(driver.cuMemcpyHtoD(pointer, values, values.nbytes))
+    return pointer
+
+
+def values_at(driver: Driver, pointer: Any, count: int) -> np.ndarray:
+    """``count`` 32-bit words, once the current context has done what is queued before."""
+    found = np.zeros(count, np.uint32)
+    ok(driver.cuMemcpyDtoH(found, pointer, found.nbytes), driver)
+    return found
 
 
 def load(driver: Driver, image: bytes, name: bytes = b"work") -> Any:
