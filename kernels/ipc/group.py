@@ -14,10 +14,12 @@ learns who is stuck::
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,6 +34,9 @@ from kernels.ipc.symmetric import Symmetric
 from kernels.ipc.wait import wait
 from smfree.cuda import Capabilities, CudaHostError, Device, DeviceArray, HostBuffer, Stream
 from smfree.ranks.rendezvous import Rendezvous
+
+if TYPE_CHECKING:
+    from kernels.ipc.staged import Staging
 
 POOL_BYTES = 64 << 20
 """Symmetric memory per rank unless asked for more or less."""
@@ -88,8 +93,8 @@ class Group:
         self.layout = SignalLayout(self.world_size, slots)
         self.exchange = exchange
         self.failed: Exception | None = None
-        self.calls: list[str] = []
-        """Collectives queued since the last wait, for its errors."""
+        self.calls: deque[str] = deque(maxlen=8)
+        """The latest collectives queued since the last wait, for its errors."""
         self._closed = False
         self.uuids = _introduce(devices, exchange, check_whole("pool_bytes", pool_bytes), slots)
         _check_gpus(self.uuids, several_per_gpu)
@@ -112,6 +117,8 @@ class Group:
         self._control = {member.rank: self._new_control(member) for member in self.members}
         self.host_epochs = [0] * self.layout.host_slots
         """Barriers done with stream memory operations, per host slot: the same on every rank."""
+        self.staging: Staging | None = None
+        """The host buffer of way ``staged``, made at its first use."""
         self.path = group_path(self.members, self.uuids, self.direct_reason)
         """The slowest way between two ranks: what a bandwidth must be stored with (case D15)."""
         exchange.barrier("making of the group")
@@ -214,6 +221,11 @@ class Group:
         owners = range(self.world_size) if self.direct_reason is None else [rank]
         return tuple(self._signals.peer(rank, owner) for owner in owners)
 
+    def next_host_epoch(self, slot: int) -> int:
+        """Count one more barrier of a host slot; every rank counts alike."""
+        self.host_epochs[slot] = (self.host_epochs[slot] + 1) % 2**32
+        return self.host_epochs[slot]
+
     def check(self) -> None:
         """Raise GroupError when the group was closed or has failed."""
         if self._closed:
@@ -279,6 +291,8 @@ class Group:
             for member in self.members:
                 with suppress(CudaHostError):  # whoever synchronises the device is told
                     member.stream.synchronize()
+        if self.staging is not None:
+            self.staging.close()
         self.pool.close()
         for block in self._control.values():
             block.free()

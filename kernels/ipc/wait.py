@@ -123,6 +123,8 @@ def _release(group: Group, member: Member) -> None:
     member.device.copy(abort, words.array[:1].view(np.uint8), stream=stream)
     host_words = _host_words(group, member)
     member.device.copy(host_words, words.array[1:].view(np.uint8), stream=stream)
+    if group.staging is not None:
+        group.staging.words[member.rank] = group.staging.last_wanted
 
 
 def _host_words(group: Group, member: Member) -> DeviceArray:
@@ -142,6 +144,11 @@ def _stream_waits(group: Group, member: Member) -> Iterable[PeerWait]:
             if peer != member.rank and behind(wanted, value):
                 step = Step.ENTRY if behind(wanted - 1, value) else Step.EXIT
                 yield PeerWait(member.rank, peer, str(step), (layout.host_slot(number),), wanted, value)
+    if group.staging is not None:
+        wanted = group.staging.last_wanted
+        for peer, value in enumerate(map(int, group.staging.words[member.rank])):
+            if peer != member.rank and behind(wanted, value):
+                yield PeerWait(member.rank, peer, "host buffer", (0,), wanted, value)
 
 
 def _kernel_waits(group: Group, member: Member) -> Iterable[PeerWait]:

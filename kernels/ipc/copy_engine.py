@@ -1,0 +1,119 @@
+"""AllGather by copy engines: no SM works, each rank pushes its shard to all others (way ``ce``).
+
+A kernel cannot start a copy engine, so the host queues everything, and streams wait for each other through
+memory: stream memory operations on the words of a slot that is the host's. Two epochs per call. *Entry*: the
+rank's dst may be written. *Exit*: its shard has arrived at a peer; the write of the word comes after all
+earlier work of its stream (CUDA driver API, cuStreamWriteValue32).
+
+What is queued is in the order of its dependences on every rank: entry words, waits for them and copies, exit
+words, waits for those. So even streams that share one hardware queue cannot wait in a circle.
+
+The epochs are the host's and go into the operations as numbers, so a replayed graph would wait for the past:
+capturing is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernels.common import ConfigError
+from smfree.cuda import CopyWay, Stream
+from smfree.cuda.peers import takes_batches
+from smfree.cuda.vmm import attribute
+
+if TYPE_CHECKING:
+    from kernels.ipc.group import Group, Member
+    from kernels.ipc.shards import Shards
+
+HOST_SLOT = 0
+
+
+@dataclass(frozen=True)
+class CopyEngineConfig:
+    """``batched``: all copies of a rank in one call (cuMemcpyBatchAsync), which waits for all peers. Else a
+    stream per peer, whose copy waits for that peer alone. None: batched where the driver can."""
+
+    batched: bool | None = None
+
+
+def unavailable(group: Group) -> str | None:
+    """Why copy engines cannot reach the peers, None when they can."""
+    return group.direct_reason
+
+
+def gather(group: Group, shards: Shards, config: CopyEngineConfig) -> CopyWay:
+    """Queue the copies of the local ranks; returns how the driver got them. Raises ConfigError."""
+    for member in group.members:
+        refuse_capture(member.stream, "ce")
+    entry, leave = group.next_host_epoch(HOST_SLOT), group.next_host_epoch(HOST_SLOT)
+    for member in group.members:
+        _signal(group, member, member.stream, peers_of(group, member), entry)
+    used = {_push(group, shards, member, config, entry, leave) for member in group.members}
+    for member in group.members:
+        _await(group, member, member.stream, peers_of(group, member), leave)
+    return CopyWay.BATCH if used == {CopyWay.BATCH} else CopyWay.ONE_BY_ONE
+
+
+def peers_of(group: Group, member: Member) -> list[int]:
+    """The other ranks, the next one first: at any time each rank is written by about one peer."""
+    return [(member.rank + turn) % group.world_size for turn in range(1, group.world_size)]
+
+
+def place_own(shards: Shards, member: Member) -> None:
+    """Copy a shard that is not in place to its own dst."""
+    if not shards.in_place(member.rank):
+        place = shards.place(member.rank, member.rank, member.rank)
+        place.copy_from_device(shards.src(member.rank), stream=member.stream)
+
+
+def refuse_capture(stream: Stream, way: str) -> None:
+    """Raise ConfigError while the stream is captured."""
+    if stream.graph is not None:
+        raise ConfigError(
+            f"way '{way}' cannot be captured in a graph: its epochs are the host's, a replay would wait for "
+            "those of the capture; use a way whose kernels count (sm.push, tma.push)"
+        )
+
+
+def _push(
+    group: Group, shards: Shards, member: Member, config: CopyEngineConfig, entry: int, leave: int
+) -> CopyWay:
+    """Copy the shard to every peer that has entered, and say so there; the member's stream waits for it."""
+    peers, src = peers_of(group, member), shards.src(member.rank)
+    wanted = takes_batches(member.device, member.stream) if config.batched is None else config.batched
+    if wanted:
+        _await(group, member, member.stream, peers, entry)
+        pairs = [(shards.place(member.rank, peer, member.rank), src) for peer in peers]
+        way = member.device.copy_batch(pairs, stream=member.stream)
+        _signal(group, member, member.stream, peers, leave)
+        place_own(shards, member)
+        return way
+    ready = member.stream.record()  # what came before the call: src is written, dst is free
+    place_own(shards, member)
+    for peer in peers:
+        stream = member.peer_streams[peer]
+        stream.wait(ready)
+        _await(group, member, stream, [peer], entry)
+        member.device.copy(shards.place(member.rank, peer, member.rank), src, stream=stream)
+        _signal(group, member, stream, [peer], leave)
+    for peer in peers:
+        member.stream.wait(member.peer_streams[peer].record())
+    return CopyWay.ONE_BY_ONE
+
+
+def _signal(group: Group, member: Member, stream: Stream, peers: list[int], epoch: int) -> None:
+    """Write the member's words at ``peers``, after all earlier work of ``stream``."""
+    word = group.layout.word(group.layout.host_slot(HOST_SLOT), member.rank)
+    pads = group.pads(member.rank)
+    for peer in peers:
+        stream.write_value(pads[peer].ptr + word, epoch)
+
+
+def _await(group: Group, member: Member, stream: Stream, peers: list[int], epoch: int) -> None:
+    """Let ``stream`` wait for the words of ``peers`` here, and for what they wrote before them."""
+    flush = bool(attribute(member.device, "CAN_FLUSH_REMOTE_WRITES"))
+    pad, layout = group.pad(member.rank), group.layout
+    for peer in peers:
+        word = layout.word(layout.host_slot(HOST_SLOT), peer)
+        stream.wait_value(pad.ptr + word, epoch, flush=flush)
