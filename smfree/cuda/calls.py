@@ -45,6 +45,7 @@ _LOST = frozenset(
         "CUDA_ERROR_NO_DEVICE",
         "CUDA_ERROR_DEINITIALIZED",
         "CUDA_ERROR_MPS_CLIENT_TERMINATED",
+        "CUDA_ERROR_MPS_RPC_FAILURE",
     )
 )
 _REMEDIES = {
@@ -171,7 +172,9 @@ class Calls:
 
     def _error(self, api: str, code: int, name: str, what: dict[str, object]) -> DriverError:
         if name in _LOST:
-            remedy = f"the device {self.spec} is lost: look at dmesg and nvidia-smi, then start a new process"
+            remedy = f"the device {self.spec} is lost"
+            if not self.emulated:  # whose report says the rest
+                remedy += ": look at dmesg and nvidia-smi, then start a new process"
             self.failed = DeviceLostError(
                 api, code, name, arguments=what, remedy=remedy, report=self._report()
             )

@@ -23,6 +23,8 @@ except ModuleNotFoundError as error:
 from smfree.cuda.errors import DeviceSpecError, NoDeviceError
 
 ENVIRONMENT_VARIABLE = "SMFREE_DEVICE"
+NODE_VARIABLE = "SMFREE_NODE"
+"""The address of a process that serves an emulated node (smfree.emulator.server); devices are its then."""
 DEFAULT_PROFILE = "h100"
 MAX_EMULATED = 16
 """GPUs of an emulated node: as many as one NVSwitch domain of a server had so far (DGX-2)."""
@@ -124,7 +126,8 @@ def choose(
 ) -> Choice:
     """Pick and initialise a driver, and the GPU number ``ordinal`` of those that the string names.
 
-    ``schedule`` and ``seed`` go to an emulated GPU only, ``strict`` to no other.
+    ``schedule`` and ``seed`` go to an emulated GPU only, ``strict`` to no other. With ``SMFREE_NODE`` set, an
+    emulated GPU is one of the node that another process serves, with that node's settings.
     Raises DeviceSpecError for an unknown string or ordinal, NoDeviceError when ``cuda:N`` is not there.
     """
     choices = choose_all(text, schedule=schedule, seed=seed, strict=strict)
@@ -208,7 +211,36 @@ def _emulated(spec: DeviceSpec, schedule: str, seed: int, strict: str) -> list[C
         raise DeviceSpecError(f"the seed of a schedule is a whole number from 0 on (got {seed!r})")
     if strict not in tuple(Strict):
         raise DeviceSpecError(f"strict is one of {', '.join(Strict)} (got {strict!r})")
-    gpus = [profile.load(spec.profile)] * spec.count
-    driver = Driver(Node(gpus, schedule=schedule, seed=seed, strict=strict))
+    driver: Any
+    if address := os.environ.get(NODE_VARIABLE):
+        driver = _attach(address, spec, {"schedule": schedule, "seed": seed, "strict": strict})
+    else:
+        gpus = [profile.load(spec.profile)] * spec.count
+        driver = Driver(Node(gpus, schedule=schedule, seed=seed, strict=strict))
     ordinals = range(spec.count) if spec.ordinals is None else spec.ordinals
     return [Choice(driver, ordinal, spec.of(ordinal), True) for ordinal in ordinals]
+
+
+def _attach(address: str, spec: DeviceSpec, asked: dict[str, Any]) -> Any:
+    """This process's driver on a served node, which must be the one asked for; defaults take its settings."""
+    from smfree.emulator.server import NodeLost, attach
+
+    rank = os.environ.get("RANK")
+    try:
+        driver = attach(address, f"rank {rank}" if rank else "")
+    except NodeLost as error:
+        raise NoDeviceError(f"{NODE_VARIABLE} is set, but {error}; unset it for a node of its own") from None
+    node = driver.node
+    served = [device.profile.key for device in node.devices]
+    if served != [spec.profile] * spec.count:
+        raise DeviceSpecError(
+            f"{spec} was asked for, but the node at {NODE_VARIABLE} has the GPUs {', '.join(served)}; name "
+            "them all, as in emu:h100x8"
+        )
+    for name, default in (("schedule", "timed"), ("seed", 0), ("strict", "error")):
+        if asked[name] not in (default, getattr(node, name)):
+            raise DeviceSpecError(
+                f"{name}={asked[name]!r} was asked for, but the node at {NODE_VARIABLE} runs with "
+                f"{str(getattr(node, name))!r}; start it so, or leave the argument out"
+            )
+    return driver

@@ -1,8 +1,8 @@
 """Which driver calls a served node answers, and what their arguments are to another process.
 
 A call of :data:`PLAIN` has nothing but numbers, handles, enums, names and structures: it travels as it is.
-Those of :data:`SPECIAL` name memory of the calling process, and each has its own way. Anything else is not
-served.
+Those of :data:`SPECIAL` name memory of the calling process, and each has its own way in the client, many in
+the server too. Anything else is not served.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 _PLAIN = (
     "cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString",
     "cuDeviceGet cuDeviceGetCount cuDeviceGetName cuDeviceGetPCIBusId cuDeviceGetUuid cuDeviceTotalMem",
-    "cuDeviceCanAccessPeer cuDeviceGetP2PAttribute",
+    "cuDeviceCanAccessPeer cuDeviceGetAttribute cuDeviceGetP2PAttribute",
+    "cuPointerGetAttribute cuPointerGetAttributes",
     "cuDevicePrimaryCtxGetState cuDevicePrimaryCtxSetFlags",
     "cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRetain",
     "cuCtxGetCurrent cuCtxGetDevice cuCtxGetFlags cuCtxGetId cuCtxGetStreamPriorityRange cuCtxPopCurrent",

@@ -17,7 +17,7 @@ from typing import Any
 from cuda.bindings import driver as cuda
 
 from smfree.emulator.driver import Driver, NotEmulated
-from smfree.emulator.server.calls import PLAIN, REFUSED, is_node_address
+from smfree.emulator.server.calls import PLAIN, REFUSED, SPECIAL, is_node_address
 from smfree.emulator.server.exchange import Returned
 from smfree.emulator.server.launch_calls import ClientLaunchCalls
 from smfree.emulator.server.link import Link, NodeLost
@@ -111,6 +111,6 @@ def _plain(name: str) -> Callable[..., Returned]:
     return call
 
 
-for _name in PLAIN:
+for _name in PLAIN - SPECIAL:
     if hasattr(Driver, _name):
         setattr(RemoteDriver, _name, _plain(_name))

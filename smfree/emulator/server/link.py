@@ -60,13 +60,13 @@ class Link:
         self._channels.add(channel)
         return channel, answer
 
-    def _channel(self) -> Channel:
-        """The calling thread's connection."""
-        channel: Channel | None = getattr(self._threads, "channel", None)
-        if channel is None:
-            channel, _ = self._open({"protocol": PROTOCOL, "token": self._token})
-            self._threads.channel = channel
-        return channel
+    def _take(self) -> Channel:
+        """An idle connection of the calling thread. One is the rule; garbage collection can strike within a
+        call, and what it frees takes a second one."""
+        idle: list[Channel] | None = getattr(self._threads, "idle", None)
+        if idle is None:
+            idle = self._threads.idle = []
+        return idle.pop() if idle else self._open({"protocol": PROTOCOL, "token": self._token})[0]
 
     def request(
         self, name: str, arguments: tuple[Any, ...], fds: Sequence[int] = (), into: memoryview | None = None
@@ -80,16 +80,17 @@ class Link:
         if self.pid != os.getpid():
             raise NodeLost("a driver does not survive a fork; start processes with the method 'spawn'")
         try:
-            channel = self._channel()
+            channel = self._take()
             try:
                 channel.send((name, calling_line(), threading.active_count(), arguments), fds)
                 reply, received = channel.receive(into)
             except (TypeError, OverflowError):
-                raise  # nothing was sent
-            except BaseException:
-                self._threads.channel = None  # half a message may be on its way
-                channel.close()
+                self._threads.idle.append(channel)  # nothing was sent
                 raise
+            except BaseException:
+                channel.close()  # half a message may be on its way
+                raise
+            self._threads.idle.append(channel)
         except (ChannelClosed, WireError, NodeLost) as error:
             self.lost = (
                 f"the process that serves the emulated node (pid {self.server_pid}) is gone: {error}; {name} "

@@ -76,8 +76,8 @@ class ClientMemoryCalls(Exchange):
                 for index, address in enumerate(addresses):
                     if not is_node_address(address):
                         raise unsupported(
-                            f"{role}[{index}] is pageable memory ({address:#x}), which a batch on a served node "
-                            "does not copy; use page-locked memory, or one copy each"
+                            f"{role}[{index}] is pageable memory ({address:#x}), which a batch does not copy "
+                            "on a served node; use page-locked memory, or one copy each"
                         )
                 places.append(addresses)
             return self._call("cuMemcpyBatchAsync", *places, list(sizes or ())[: int(count)], count, *rest)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import index
@@ -140,7 +140,7 @@ def _put_binding(value: Any, name: str, to: Encoded, depth: int) -> None:
         _put_int(int(value), out)
     elif ENUMS.get(name) is type(value):
         _put_name(b"e", name, out)
-        _put_int(int(value), out)
+        _put_name(b"", value.name, out)  # by name: some values have two
     elif RAW.get(name) is type(value):
         _put_name(b"r", name, out)
         out += ctypes.string_at(int(value.getPtr()), _RAW_BYTES[name])
@@ -230,7 +230,7 @@ class _Reader:
             raise WireError("the message counts more values than it holds")
         return (self.value(depth + 1) for _ in range(count))
 
-    def from_table(self, table: dict[str, Any]) -> tuple[str, Any]:
+    def from_table(self, table: Mapping[str, Any]) -> tuple[str, Any]:
         name = self.take(self.number("<B")).decode("ascii")
         if name not in table:
             raise WireError(f"the message names {name!r}, which does not travel")
@@ -248,8 +248,12 @@ class _Reader:
         flat = list(self.items(depth, 2))
         return dict(zip(flat[::2], flat[1::2], strict=True))
 
-    def wrapped(self, depth: int, table: dict[str, Any]) -> Any:
-        kind, value = self.from_table(table)[1], self.value(depth + 1)
+    def member(self) -> Any:
+        _, kind = self.from_table(ENUMS)
+        return self.from_table(kind.__members__)[1]
+
+    def handle(self, depth: int) -> Any:
+        kind, value = self.from_table(HANDLES)[1], self.value(depth + 1)
         if type(value) is not int:
             raise WireError(f"a {kind.__name__} holds an integer")
         return kind(value)
@@ -281,8 +285,8 @@ _READERS: dict[bytes, Callable[[_Reader, int], Any]] = {
     b"t": lambda reader, depth: tuple(reader.items(depth)),
     b"l": lambda reader, depth: list(reader.items(depth)),
     b"m": lambda reader, depth: reader.mapping(depth),
-    b"h": lambda reader, depth: reader.wrapped(depth, HANDLES),
-    b"e": lambda reader, depth: reader.wrapped(depth, ENUMS),
+    b"h": lambda reader, depth: reader.handle(depth),
+    b"e": lambda reader, depth: reader.member(),
     b"r": lambda reader, depth: reader.raw(),
     b"f": lambda reader, depth: reader.fields(depth),
 }
