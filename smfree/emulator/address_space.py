@@ -197,8 +197,9 @@ class AddressSpace:
             raise fault(
                 "memory.peer_access",
                 index,
-                f"{what}: device {mine} uses {shown(address)}, memory of device {owner}, but peer access "
-                f"from device {mine} to device {owner} is not enabled",
+                f"{what}: device {mine} uses {shown(address)}, memory of device {owner} "
+                f"({found.device.memory.allocation_of(found.address)}), but peer access from device {mine} "
+                f"to device {owner} is not enabled",
                 f"call cuCtxEnablePeerAccess with device {owner}'s context while device {mine}'s is current "
                 "(it is one-directional)",
             )

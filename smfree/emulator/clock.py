@@ -69,9 +69,11 @@ class Clock:
         self._l2 = ServerBank(1)
         self._dram = ServerBank(1)
         self._dram_read = self._dram_written = 0.0
+        self.origin_ns = 0.0
 
-    def reset(self) -> None:
-        """Forget all promises: a new launch starts at cycle 0."""
+    def reset(self, origin_ns: float = 0.0) -> None:
+        """Forget all promises: a new launch starts at cycle 0, which is ``origin_ns`` of the node's clock."""
+        self.origin_ns = origin_ns
         self._cluster.reset()
         for bank in (self._schedulers, self._shared, self._lsu, self._store, self._tma, self._l2, self._dram):
             bank.reset()
@@ -216,6 +218,37 @@ class Clock:
         begin = self._tma.serve(sm, t, work) - work
         stream = np.maximum(moved, nbytes / tma.request_bytes_per_cycle)
         return begin, begin + np.maximum(stream, (requests - 1) / tma.requests_per_cycle)
+
+    # ---------------------------------------------------------------- traffic that leaves or enters the GPU
+
+    def lsu_out(self, sm: I8, t: F8, moved: F8, latency: F8 | float, *, write: bool) -> tuple[F8, F8]:
+        """``(begin, done)``: when the first byte of requests to elsewhere leaves its SM, and when the SM's
+        port has passed the last. ``latency`` in cycles, there and back, bounds what is in flight."""
+        work = self._engine_cycles(self.profile.lsu, moved, np.broadcast_to(latency, len(t)))
+        done = (self._store if write else self._lsu).serve(sm, t, work)
+        return done - work, done
+
+    def tma_out(
+        self, sm: I8, t: F8, nbytes: I8, latency: F8 | float, *, tensor: bool
+    ) -> tuple[F8, F8, float]:
+        """The same for one bulk copy each, and the engine's start-up, which every copy pays besides."""
+        tma = self._require_tma()
+        startup = tma.startup_cycles + (tma.tensor_startup_cycles if tensor else 0.0)
+        whole = np.broadcast_to(latency, len(t)) + startup
+        begin, done = self._tma_pass(tma, sm, t, nbytes, np.ones(len(t), np.int64), whole)
+        return begin, done, startup
+
+    def memory_at(self, t_ns: F8, moved: F8, missed: F8, *, write: bool) -> F8:
+        """When this GPU's L2 and DRAM have passed bytes that reach them at ``t_ns`` of the node's clock."""
+        per_ns = self.clock_mhz / 1e3
+        t = np.maximum((t_ns - self.origin_ns) * per_ns, 0.0)
+        return self._memory(t, moved, missed, write=write) / per_ns + self.origin_ns
+
+    def memory_latency_ns(self, missed: F8, *, write: bool) -> F8:
+        """What its memory adds to a load, or until a store is performed."""
+        if write:
+            return np.full(len(missed), self.profile.l2.write_latency_cycles * 1e3 / self.clock_mhz)
+        return self._load_latency(missed) * 1e3 / self.clock_mhz
 
     def _require_tma(self) -> TmaSpec:
         if self.profile.tma is None:

@@ -34,6 +34,14 @@ class Counters:
     global_store_sectors: int = 0
     global_store_bytes: int = 0
 
+    peer_load_bytes: int = 0
+    """Of all global bytes, by threads or copies: those read from the memory of other devices."""
+    peer_store_bytes: int = 0
+    """Those written to the memory of other devices; of a multicast, what was sent once."""
+    host_load_bytes: int = 0
+    """Those read from host memory."""
+    host_store_bytes: int = 0
+
     shared_load_requests: int = 0
     shared_load_wavefronts: int = 0
     shared_load_bytes: int = 0

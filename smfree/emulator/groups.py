@@ -93,7 +93,8 @@ class CopyGroups:
         read: bool = False,
         found: list[tuple[PendingCopies, np.ndarray]] | None = None,
     ) -> np.ndarray:
-        """float64[n]: latest ``complete_at`` (``read_at``) of such copies; -inf where there is none.
+        """float64[n]: latest ``complete_at`` (``read_at``) of such copies, by when the issuer knows; -inf where
+        there is none.
 
         ``found``: what :meth:`covered` answers, where it was asked already.
         """
@@ -101,12 +102,15 @@ class CopyGroups:
         if not found:
             return np.full(len(lanes), -np.inf)
         if len(lanes) == 1:
-            latest_of_all = [(b.read_at if read else b.complete_at)[which].max() for b, which in found]
+            latest_of_all = [
+                b.read_at[which].max() if read else b.complete_at[which].max() + b.ack_cycles
+                for b, which in found
+            ]
             return np.array([max(latest_of_all)])
         latest = np.full(len(self._open), -np.inf)
         for batch, which in found:
-            times = batch.read_at if read else batch.complete_at
-            np.maximum.at(latest, batch.issuer[which], times[which])
+            times = batch.read_at[which] if read else batch.complete_at[which] + batch.ack_cycles
+            np.maximum.at(latest, batch.issuer[which], times)
         return latest[lanes]
 
     def outstanding(self, lanes: np.ndarray) -> np.ndarray:

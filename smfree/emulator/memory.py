@@ -101,6 +101,13 @@ class GlobalMemory(Allocator):
         if not home.full:
             self._mark(home, index, size)
 
+    def check_write(self, addr: np.ndarray, nbytes: int, what: str) -> None:
+        """Everything but the bounds of a write of ``nbytes`` per address that comes later."""
+        if int(or_reduce(addr)) & (nbytes - 1):
+            self._misaligned(addr, nbytes, what)
+        if self.in_flight.hi > self.base:
+            self.in_flight.check(addr, nbytes, write=True, what=what)
+
     def _mark(self, home: Allocation, index: np.ndarray, size: int) -> None:
         assert home.shadow is not None
         home.shadow.put_constant(index, size, WRITTEN)

@@ -258,6 +258,31 @@ class ValueMover(Mover):
         self.shared.mark(self.dst[which], self.values.shape[1], WRITTEN)
 
 
+class LandingMover(Mover):
+    """Stores of threads on their way to other memory: values [n, k]; with ``op`` an atomic there."""
+
+    def __init__(
+        self, memory: GlobalMemory, dst: np.ndarray, values: np.ndarray, op: str | None = None
+    ) -> None:
+        super().__init__()
+        self.memory, self.dst, self.values, self.op = memory, dst, values, op
+
+    def _fetch(self, which: np.ndarray) -> list[np.ndarray]:
+        return list(self.values[which])
+
+    def _put(self, which: np.ndarray, blocks: list[np.ndarray]) -> None:
+        self._move(which)
+
+    def _move(self, which: np.ndarray) -> None:
+        if self.op is None:
+            self.memory.store(self.dst[which], self.values[which])
+        else:
+            self.memory.atomic(self.op, self.dst[which], self.values[which].reshape(-1))
+
+    def publish(self, which: np.ndarray) -> None:
+        """The bytes were readable when they landed."""
+
+
 def unwritten(what: str, nbytes: int, start: int, missing: int, index: int | None) -> MemoryFault:
     """The finding of a copy that reads bytes nobody wrote."""
     return MemoryFault(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from smfree.emulator.movers import Mover
 from smfree.emulator.shared import SharedMemory
 from smfree.emulator.tensor_mover import TensorMover
 from smfree.emulator.tensormap import MAP_BYTES, TensorMap
+
+if TYPE_CHECKING:
+    from smfree.emulator.node import DeviceState
 
 
 class CopyKind(Enum):
@@ -32,16 +36,23 @@ class CopyKind(Enum):
     REDUCE_TENSOR = "cp.reduce.async.bulk.tensor"
     ST_ASYNC = "st.async"
     RED_ASYNC = "red.async"
+    STORE = "store"
+    RED = "red"
 
     @property
     def to_shared(self) -> bool:
         """The destination is shared memory."""
-        return self not in _TO_GLOBAL
+        return self not in _TO_GLOBAL and self not in _OF_THREADS
 
     @property
     def from_shared(self) -> bool:
         """The source is shared memory."""
         return self in _TO_GLOBAL or self in (CopyKind.BULK_S2S, CopyKind.REDUCE_S2S)
+
+    @property
+    def of_threads(self) -> bool:
+        """An ordinary store or reduction that goes to another device."""
+        return self in _OF_THREADS
 
     @property
     def reduces(self) -> bool:
@@ -52,7 +63,9 @@ class CopyKind(Enum):
 _TO_GLOBAL = (CopyKind.BULK_S2G, CopyKind.TENSOR_S2G, CopyKind.REDUCE_S2G, CopyKind.REDUCE_TENSOR)
 _REDUCTIONS = (CopyKind.REDUCE_S2G, CopyKind.REDUCE_S2S, CopyKind.REDUCE_TENSOR, CopyKind.RED_ASYNC)
 _NAMED = 6  # CTAs that one finding names
-_OF_REGISTERS = (CopyKind.ST_ASYNC, CopyKind.RED_ASYNC)
+_OF_THREADS = (CopyKind.STORE, CopyKind.RED)
+"""Ordinary ones of threads that go to another device: they land later, too."""
+_OF_REGISTERS = (CopyKind.ST_ASYNC, CopyKind.RED_ASYNC, *_OF_THREADS)
 
 
 class PendingCopies:
@@ -89,6 +102,8 @@ class PendingCopies:
         self.done = np.zeros(n, bool)
         self.published = np.zeros(n, bool)
         self.open = n
+        self.away: DeviceState | None = None  # the other device whose memory the destination is
+        self.ack_cycles = 0.0  # from then on until the issuer knows
         self._engine, self._mover = engine, mover
         if key is not None:
             self._phase = engine.barriers.phase(key)  # at issue
@@ -115,6 +130,15 @@ class PendingCopies:
             f" at {self.label}" if self.label else ""
         )
         return f"the {self.kind.value} of {int(self.nbytes[i])} bytes {where} ({by})"
+
+    def landing(self, which: np.ndarray) -> tuple[int, int]:
+        """[lo, hi) around the global bytes that these elements write."""
+        if self.coords is not None:
+            assert isinstance(self._mover, TensorMover)
+            lo, hi = self._mover.row_ranges(which)
+            return (int(lo.min()), int(hi.max())) if len(lo) else (0, 0)
+        start = self.dst[which]
+        return int(start.min()), int((start + self.nbytes[which]).max())
 
     def left_out(self, i: int) -> str | None:
         """That the barrier has completed the phase in which the copy was issued without its bytes, if so."""

@@ -81,13 +81,25 @@ def test_forgotten_memory_is_out_of_bounds() -> None:
         go(machine, _MOVE, machine.empty(128), address, count.address)
 
 
-def test_copies_and_mixed_accesses_are_refused_by_name() -> None:
+def test_copies_are_refused_by_name() -> None:
     machine = Machine()
     source = machine.node.host.allocate(256, 0)
     tile = ".shared .align 16 .b8 tile[256];"
     copy = "mov.u32 %r20, tile;\ncp.async.ca.shared.global [%r20], [%rd1], 16;\ncp.async.wait_all;"
     with report("host memory", "are modelled; copy it to the device first", kind=Unsupported):
         go(machine, copy, machine.empty(128), source.address, 0, block=1, shared=tile)
-    mixed = "setp.eq.u32 %p1, %r2, 0;\nselp.b64 %rd10, %rd0, %rd1, %p1;\nld.global.u32 %r11, [%rd10];"
-    with report("host memory", "are modelled; copy it to the device first", kind=Unsupported):
-        go(machine, mixed, machine.put(np.zeros(4, np.uint32)), source.address, 0)
+
+
+def test_lanes_of_one_access_go_to_both_memories() -> None:
+    machine = Machine()
+    source = machine.node.host.allocate(256, 0)
+    source.bytes.views[4][0] = 77
+    mixed = """
+    setp.eq.u32 %p1, %r2, 0;
+    selp.b64 %rd10, %rd0, %rd1, %p1;
+    ld.global.u32 %r11, [%rd10];
+    st.global.u32 [%rd3], %r11;
+    """
+    out = machine.put(np.full(32, 5, np.uint32))
+    go(machine, mixed, out, source.address, 0)
+    assert machine.get(out, 32).tolist() == [5] + 31 * [77]

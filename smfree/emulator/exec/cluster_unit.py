@@ -192,7 +192,7 @@ class ClusterUnit:
         self.publish(g)
         if self.size == 1 or self.launch.clock is None:
             return
-        self.launch.memory.settle_stores(g)
+        self.launch.memory.settle_stores(g, "cluster")
         self.launch.advance(g, self.launch.clock.fence_cycles["cluster"])
 
     def _elsewhere(self, lanes: LaneSet, flat: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from smfree.emulator.copies import CopyEngine, CopyGroups, CopyKind, PendingCopies
 from smfree.emulator.exec.arrivals import Arrivals, Deferred
 from smfree.emulator.exec.bulk_unit import BulkUnit
+from smfree.emulator.exec.flights import Flights
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_unit import OWN_CTA_ONLY, Issue
 from smfree.emulator.exec.peer_copies import PeerCopies
@@ -53,6 +54,7 @@ class CopyUnit:
         self.issuing = np.zeros(launch.geometry.num_warps, np.bool_)  # warps that have issued copies
         self._due = np.inf  # not later than the earliest completion among the pending copies
         self.arrivals = Arrivals(self)
+        self.flights = Flights(self)
         self.bulk = BulkUnit(self)
         self.to_peers = PeerCopies(self)
 
@@ -126,9 +128,10 @@ class CopyUnit:
         self.pending.append(batch)
         if self.launch.clock is not None:
             self._due = min(self._due, float(batch.complete_at.min()))
-        if self.launch.trace is not None:
-            self.launch.trace.issued(g, batch)
-        self.launch.did_something()
+        if not batch.kind.of_threads:
+            if self.launch.trace is not None:
+                self.launch.trace.issued(g, batch)
+            self.launch.did_something()
 
     # ---------------------------------------------------------------- completion
 
@@ -151,11 +154,12 @@ class CopyUnit:
             if read:
                 batch.read_sources(which)
             else:
-                self._finish(batch, which)
+                self.finish(batch, which)
                 batch.publish(which)
         launch.sync.wake_mbarriers()
 
-    def _finish(self, batch: PendingCopies, which: Any) -> None:
+    def finish(self, batch: PendingCopies, which: Any) -> None:
+        """These elements of a batch are complete now."""
         which = which[~batch.done[which]]
         if not len(which):
             return
@@ -168,6 +172,8 @@ class CopyUnit:
         latest = float(times.max())
         self.launch.end_time = max(self.launch.end_time, latest)
         self.launch.did_something(latest)
+        if batch.away is not None:
+            self.launch.memory.away.landed(batch.away, *batch.landing(which), latest)
         if batch.kind is CopyKind.CP_ASYNC:
             self.arrivals.trigger()
 
@@ -200,7 +206,7 @@ class CopyUnit:
 
     def complete(self, batch: PendingCopies, which: Any) -> None:
         """Complete these elements of a batch and wake whoever waited for them."""
-        self._finish(batch, which)
+        self.finish(batch, which)
         if batch.done.all():
             self.pending.remove(batch)
         self.launch.sync.wake_mbarriers()
@@ -215,15 +221,16 @@ class CopyUnit:
                 batch.read_sources(np.flatnonzero(~batch.read & (batch.read_at <= limit)))
             which = np.flatnonzero(~batch.done & (batch.complete_at <= limit))
             if len(which):
-                self._finish(batch, which)
-        self._forget_done()
+                self.finish(batch, which)
+        self.forget_done()
         self.launch.sync.wake_mbarriers()
 
     def next_time(self) -> float:
         """A time not later than the earliest completion among the pending copies; infinite without any."""
         return self._due
 
-    def _forget_done(self) -> None:
+    def forget_done(self) -> None:
+        """What is complete is pending no more."""
         self.pending = [b for b in self.pending if not b.done.all()]
         self._due = min((float(b.complete_at[~b.done].min()) for b in self.pending), default=np.inf)
 

@@ -138,12 +138,12 @@ class Launch(Residency):
         super().__init__(device.profile, grid, block, cluster, self.shared_bytes, registers)
         spec = device.profile.device
         self.max_warps_per_sm = spec.max_warps_per_sm
+        self.cycles_per_ns = spec.sm_clock_mhz / 1000.0
         self.counters = Counters(launches=1)
         self.findings: list[EmulationError] = []
         self.clock = device.clock if schedule.timed else None
         if self.clock is not None:
-            self.clock.reset()
-        self.cycles_per_ns = spec.sm_clock_mhz / 1000.0
+            self.clock.reset(self.node_ns(0.0))
         # Fewer warps than this, each issuing every dependent_cycles, never wait for a scheduler.
         issue = device.profile.issue
         warps = -(-self.geometry.slots // spec.num_sms) * self.geometry.warps_per_cta
@@ -398,6 +398,14 @@ class Launch(Residency):
             )
         self.clock_reads += 1
         return self.settle(g) + self.start_cycle
+
+    def node_ns(self, cycles: Any) -> Any:
+        """Nanoseconds of the node's clock at times of this launch."""
+        return (cycles + self.start_cycle) / self.cycles_per_ns
+
+    def cycles_of(self, ns: Any) -> Any:
+        """Times of this launch at nanoseconds of the node's clock."""
+        return ns * self.cycles_per_ns - self.start_cycle
 
     def nanoseconds(self, cycles: Any) -> Any:
         return cycles / self.cycles_per_ns

@@ -42,7 +42,8 @@ _HINTS = (
     "L2::evict_normal", "L2::evict_first", "L2::cache_hint",
 )  # fmt: skip
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
-_WIDE_SCOPES = ("cluster", "gpu", "sys")
+_SCOPES = ("cta", "cluster", "gpu", "sys")
+_WIDE_SCOPES = _SCOPES[1:]
 
 
 def flat_addresses(g: Group, base: int | None, offset: int) -> Any:
@@ -56,6 +57,14 @@ def flat_addresses(g: Group, base: int | None, offset: int) -> Any:
     if value.dtype == np.uint64:
         return value.view(np.int64) + offset
     return value.astype(np.int64) + offset
+
+
+def strong_scope(ins: ast.Instr) -> str | None:
+    """The scope of a strong access, None of a weak one. A volatile one is as strong as .relaxed.sys (PTX ISA,
+    "volatile Operation")."""
+    if "volatile" in ins.modifiers:
+        return "sys"
+    return next((m for m in ins.modifiers if m in _SCOPES), None)
 
 
 def space_of(dec: Decoder) -> str:
@@ -110,7 +119,7 @@ def load(dec: Decoder, ins: ast.Instr) -> Visible:
     ]
     base, offset = dec.address(ins.operands[1])
     space, launch, size = space_of(dec), dec.launch, width(ptx_type) // 8
-    acquire = "acquire" in ins.modifiers
+    acquire, scope = "acquire" in ins.modifiers, strong_scope(ins)
     _read_policy(dec, ins)
     if space == "param":
         return _load_param(launch, outs, convert, ptx_type, base, offset)
@@ -124,7 +133,7 @@ def load(dec: Decoder, ins: ast.Instr) -> Visible:
         if where == "generic":
             where, addr = resolve_generic(launch, g, addr)
         if where in ("global", "const"):
-            values, ready = launch.memory.load_global(Issue(g), addr, size, count)
+            values, ready = launch.memory.load_global(Issue(g), addr, size, count, scope)
             launch.memory.until(g, written, ready)
         elif where == "shared":
             values, ready = launch.memory.load_shared(Issue(g), addr, size, count)
@@ -146,7 +155,7 @@ def load(dec: Decoder, ins: ast.Instr) -> Visible:
             launch.memory.settle_loads(g)
         return True
 
-    if plain and not acquire and len(written) == count and space in ("global", "shared"):
+    if plain and scope is None and len(written) == count and space in ("global", "shared"):
         return Access(AccessKind.LOAD, space, size, count, ((base, offset),), registers, act)
     return act
 
@@ -204,7 +213,8 @@ def store(dec: Decoder, ins: ast.Instr) -> Visible:
     if space in ("param", "const"):
         raise dec.refuse(f"st.{space}")
     release = "release" in ins.modifiers
-    publishes = release and any(m in ins.modifiers for m in _WIDE_SCOPES)
+    scope = strong_scope(ins)
+    publishes = release and scope in _WIDE_SCOPES
 
     def act(g: Group) -> bool:
         addr = flat_addresses(g, base, offset)
@@ -213,11 +223,11 @@ def store(dec: Decoder, ins: ast.Instr) -> Visible:
         if where == "generic":
             where, addr = resolve_generic(launch, g, addr)
         if release:
-            launch.memory.settle_stores(g)
+            launch.memory.settle_stores(g, scope)
         if publishes:
             launch.peers.publish(g)
         if where == "global":
-            launch.memory.store_global(Issue(g), addr, values)
+            launch.memory.store_global(Issue(g), addr, values, scope)
         elif where == "shared":
             launch.memory.store_shared(Issue(g), addr, values)
         elif where == "cluster":
@@ -231,7 +241,7 @@ def store(dec: Decoder, ins: ast.Instr) -> Visible:
         return True
 
     same = [width(dec.types[e.name]) == width(ptx_type) for e in elems if isinstance(e, ast.Reg)]
-    if all(same) and not release and space in ("global", "shared"):
+    if all(same) and scope is None and space in ("global", "shared"):
         return Access(AccessKind.STORE, space, width(ptx_type) // 8, count, ((base, offset),), sources, act)
     return act
 
@@ -278,7 +288,8 @@ def atomic(dec: Decoder, ins: ast.Instr) -> Visible:
     kind: Any = {"s": SINT, "f": {32: np.float32}}.get(ptx_type[0], UINT)[width(ptx_type)]
     bits = storage(ptx_type)
     releases = any(m in ins.modifiers for m in ("release", "acq_rel"))
-    publishes = releases and any(m in ins.modifiers for m in _WIDE_SCOPES)
+    scope = strong_scope(ins) or "gpu"
+    publishes = releases and scope in _WIDE_SCOPES
 
     def act(g: Group) -> bool:
         addr = flat_addresses(g, base, offset)
@@ -286,12 +297,12 @@ def atomic(dec: Decoder, ins: ast.Instr) -> Visible:
         if where == "generic":
             where, addr = resolve_generic(launch, g, addr)
         if releases:
-            launch.memory.settle_stores(g)
+            launch.memory.settle_stores(g, scope)
         cols = [per_lane(g.regs[v], g).view(kind) for v in values]
         value, compare = (cols[1], cols[0]) if op == "cas" else (cols[0], None)
         if publishes:
             launch.peers.publish(g)
-        old = launch.memory.atomic(g, where, op, addr, value, compare, waits=d is not None)
+        old = launch.memory.atomic(g, where, op, addr, value, compare, waits=d is not None, scope=scope)
         if d is not None:
             g.regs[d] = old.view(bits)
         return True

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smfree.emulator.allocations import DEVICE_SPACE_BYTES
-from smfree.emulator.bytespace import ByteSpace
 from smfree.emulator.coalescing import sectors_per_warp, wavefronts_per_warp
 from smfree.emulator.errors import MemoryFault, Unsupported
+from smfree.emulator.exec.away_unit import AwayUnit
 from smfree.emulator.exec.lanes import Group, LaneSet
+from smfree.emulator.exec.routing import Part
 from smfree.emulator.exec.values import CLUSTER_SHIFT
 from smfree.emulator.memory import LocalMemory, SharedMemory
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch
+    from smfree.emulator.node import DeviceState
 
 LINE_BYTES = 128
 PATTERNS_KEPT = 4096
@@ -114,13 +115,20 @@ class MemoryUnit:
         self.pitch = pitch
         self.device = launch.device
         self.global_memory = launch.device.memory
-        self.host_memory = self.global_memory.host
+        self.away = AwayUnit(launch)
+        self.router = self.away.router
         self.shared = SharedMemory(launch.geometry.slots, pitch, launch.shared_bytes, report=launch.report)
         self.shared.name_slot = launch.name_cta
         self.local: SharedMemory | None = None
         self.performed = np.zeros(launch.geometry.num_warps)  # when each warp's stores are visible to all
         self._patterns: dict[tuple[int, int], Pattern] = {}
         self.ready: dict[int, Any] = {}  # per register: when each warp's pending load has filled it
+
+    @staticmethod
+    def new_pattern(lanes: Any, addr: Any, nbytes: int) -> Pattern:
+        """Of an access that is not repeated; ``lanes`` may be a Piece."""
+        first = int(addr[0])
+        return Pattern(lanes, addr - first, first % LINE_BYTES, nbytes)
 
     def pattern(self, at: Issue, addr: Any, nbytes: int) -> Pattern:
         """The access pattern of the instruction at hand."""
@@ -137,18 +145,16 @@ class MemoryUnit:
 
     # ---------------------------------------------------------------- global
 
-    def _home_of(self, addr: Any) -> ByteSpace:
-        """Where a global access goes: the device's memory, or the host's where that is what lies there."""
-        return self.host_memory if self._on_host(int(addr[0])) else self.global_memory
+    def load_global(
+        self, at: Issue, addr: Any, size: int, count: int, scope: str | None = None
+    ) -> tuple[Any, Any]:
+        """(uint[n, count] loaded, when each warp's registers are filled; None without a clock).
 
-    def _on_host(self, address: int) -> bool:
-        inside = 0 <= address - self.global_memory.base < DEVICE_SPACE_BYTES
-        return not inside and self.host_memory.range_of(address) is not None
-
-    def load_global(self, at: Issue, addr: Any, size: int, count: int) -> tuple[Any, Any]:
-        """(uint[n, count] loaded, when each warp's registers are filled; None without a clock)."""
-        values = self._home_of(addr).load(addr, size, count)
+        ``scope``: of a strong access."""
         lanes, nbytes = at.lanes, size * count
+        parts = self._parts(addr, nbytes, "load")
+        if parts is None:
+            values = self.global_memory.load(addr, size, count)
         pattern = self.pattern(at, addr, nbytes)
         sectors, total = pattern.sectors
         counters = self.launch.counters
@@ -156,6 +162,8 @@ class MemoryUnit:
         counters.global_load_sectors += total
         counters.global_load_bytes += lanes.n * nbytes
         counters.bytes_through_registers += lanes.n * nbytes
+        if parts is not None:
+            return self.away.load(at, parts, size, count)
         clock = self.launch.clock
         if clock is None:
             return values, None
@@ -163,10 +171,12 @@ class MemoryUnit:
         hits, per_warp = self.l2_hits(pattern, addr, write=False)
         return values, clock.global_load(lanes.sm, t, per_warp, sectors, hits, path="lsu")
 
-    def store_global(self, at: Issue, addr: Any, values: Any) -> None:
-        """Store uint[n, k]."""
-        self._home_of(addr).store(addr, values)
+    def store_global(self, at: Issue, addr: Any, values: Any, scope: str | None = None) -> None:
+        """Store uint[n, k]. ``scope``: of a strong access."""
         lanes, nbytes = at.lanes, values.shape[1] * values.itemsize
+        parts = self._parts(addr, nbytes, "store")
+        if parts is None:
+            self.global_memory.store(addr, values)
         pattern = self.pattern(at, addr, nbytes)
         sectors, total = pattern.sectors
         counters = self.launch.counters
@@ -175,12 +185,15 @@ class MemoryUnit:
         counters.global_store_bytes += lanes.n * nbytes
         counters.bytes_through_registers += lanes.n * nbytes
         clock = self.launch.clock
+        if parts is not None:
+            accepted, performed = self.away.store(at, parts, values)
         if clock is None:
             self.launch.did_something()
             return
-        t = at.times(self.launch)
-        hits, per_warp = self.l2_hits(pattern, addr, write=True)
-        accepted, performed = clock.global_store(lanes.sm, t, per_warp, sectors, per_warp - hits)
+        if parts is None:
+            t = at.times(self.launch)
+            hits, per_warp = self.l2_hits(pattern, addr, write=True)
+            accepted, performed = clock.global_store(lanes.sm, t, per_warp, sectors, per_warp - hits)
         if at.delays is not None:
             accepted = accepted.reshape(len(at.delays), -1).max(axis=0)
             performed = performed.reshape(len(at.delays), -1).max(axis=0)
@@ -189,37 +202,46 @@ class MemoryUnit:
         self.performed[w] = np.maximum(self.performed[w], performed)
         self.launch.did_something(float(performed.max()))
 
-    def l2_hits(self, pattern: Pattern, addr: Any, *, write: bool) -> tuple[Any, Any]:
-        """(bytes that L2 holds, bytes) of each warp's access; the lines are there afterwards."""
+    def _parts(self, addr: Any, nbytes: int, what: str) -> list[Part] | None:
+        """Where an access goes, None when all of it stays in the device's own memory at these addresses."""
+        return None if self.router.local(addr, nbytes) else self.router.parts(addr, nbytes, what)
+
+    def l2_hits(
+        self, pattern: Pattern, addr: Any, *, write: bool, owner: DeviceState | None = None
+    ) -> tuple[Any, Any]:
+        """(bytes that L2 holds, bytes) of each warp's access; the lines are there afterwards. ``owner``: the
+        device whose memory and L2 it is, if not the launch's own."""
         lines, nbytes, first_runs, per_warp = pattern.runs
-        if self._on_host(int(addr[0])):
-            return np.zeros_like(per_warp), per_warp
-        start = (int(addr[0]) - self.global_memory.base) // LINE_BYTES
-        hits = np.add.reduceat(self.device.l2.touch(lines + start, write) * nbytes, first_runs)
-        self.count_l2(int(per_warp.sum()), int(hits.sum()), write=write)
+        device = owner or self.device
+        start = (int(addr[0]) - device.memory.base) // LINE_BYTES
+        hits = np.add.reduceat(device.l2.touch(lines + start, write) * nbytes, first_runs)
+        self.count_l2(int(per_warp.sum()), int(hits.sum()), write=write, owner=owner)
         return hits, per_warp
 
-    def range_hits(self, addr: Any, nbytes: Any, *, write: bool) -> Any:
+    def range_hits(self, addr: Any, nbytes: Any, *, write: bool, owner: DeviceState | None = None) -> Any:
         """The same for contiguous ranges, one per bulk copy: bytes of each that L2 holds."""
+        device = owner or self.device
+        base = device.memory.base
         if len(addr) == 1:
-            start = int(addr[0]) - self.global_memory.base
+            start = int(addr[0]) - base
             total = int(nbytes[0])
             lines = np.arange(start // LINE_BYTES, (start + max(total, 1) - 1) // LINE_BYTES + 1)
-            hit = min(int(np.count_nonzero(self.device.l2.touch(lines, write))) * LINE_BYTES, total)
-            self.count_l2(total, hit, write=write)
+            hit = min(int(np.count_nonzero(device.l2.touch(lines, write))) * LINE_BYTES, total)
+            self.count_l2(total, hit, write=write, owner=owner)
             return np.array([hit])
-        first = (addr - self.global_memory.base) // LINE_BYTES
-        last = (addr - self.global_memory.base + np.maximum(nbytes, 1) - 1) // LINE_BYTES
+        first = (addr - base) // LINE_BYTES
+        last = (addr - base + np.maximum(nbytes, 1) - 1) // LINE_BYTES
         counts = last - first + 1
         ends = np.cumsum(counts)
         lines = np.arange(int(ends[-1])) - np.repeat(ends - counts - first, counts)
-        held = self.device.l2.touch(lines, write)
+        held = device.l2.touch(lines, write)
         hits = np.minimum(np.add.reduceat(held.astype(np.int64), ends - counts) * LINE_BYTES, nbytes)
-        self.count_l2(int(np.sum(nbytes)), int(hits.sum()), write=write)
+        self.count_l2(int(np.sum(nbytes)), int(hits.sum()), write=write, owner=owner)
         return hits
 
-    def count_l2(self, total: int, hit: int, *, write: bool) -> None:
-        counters = self.launch.counters
+    def count_l2(self, total: int, hit: int, *, write: bool, owner: DeviceState | None = None) -> None:
+        """Bytes that an L2 was asked for and had; those of another device count there."""
+        counters = self.launch.counters if owner is None else owner.counters
         counters.l2_hit_bytes += hit
         counters.l2_miss_bytes += total - hit
         if write:
@@ -339,31 +361,42 @@ class MemoryUnit:
     # ---------------------------------------------------------------- atomics and ordering
 
     def atomic(
-        self, g: Group, space: str, op: str, addr: Any, value: Any, compare: Any, *, waits: bool = True
-    ) -> Any:
+        self, g: Group, space: str, op: str, addr: Any, value: Any, compare: Any, *, waits: bool = True,
+        scope: str = "gpu",
+    ) -> Any:  # fmt: skip
         """``op`` lane by lane -> the old values; ``waits``: the warp goes on when it has them."""
         counters = self.launch.counters
         counters.atomics += g.lanes.n
         if space == "shared":
             old = self.shared.atomic(op, self.flat_shared(g.lanes, addr, value.itemsize), value, compare)
         elif space == "global":
-            old = self._home_of(addr).atomic(op, addr, value, compare)
+            return self._global_atomic(g, op, addr, value, compare, waits=waits, scope=scope)
         elif space == "cluster":
             old = self.launch.peers.atomic(g, op, addr, value, compare, waits=waits)
         else:
             raise Unsupported(f"atomics on {space} memory are not modelled", rule="unsupported")
         if atomic_changes(op, old, value, compare):  # a lock that is polled in vain is no progress
             self.launch.did_something()
-        if space != "global":
-            return old
-        clock = self.launch.clock
+        return old
+
+    def _global_atomic(
+        self, g: Group, op: str, addr: Any, value: Any, compare: Any, *, waits: bool, scope: str
+    ) -> Any:
+        at, clock = Issue(g), self.launch.clock
+        parts = self._parts(addr, value.itemsize, "atomic")
+        if parts is not None:
+            old, done = self.away.atomic(at, parts, op, value, compare, waits=waits)
+        else:
+            old = self.global_memory.atomic(op, addr, value, compare)
+            if clock is not None:
+                pattern = self.pattern(at, addr, value.itemsize)
+                hits, per_warp = self.l2_hits(pattern, addr, write=True)
+                t = self.launch.settle(g)
+                done = clock.global_load(g.lanes.sm, t, per_warp, pattern.sectors[0], hits, path="lsu")
+        if atomic_changes(op, old, value, compare):
+            self.launch.did_something()
         if clock is not None:
-            lanes = g.lanes
-            pattern = self.pattern(Issue(g), addr, value.itemsize)
-            hits, per_warp = self.l2_hits(pattern, addr, write=True)
-            sectors, _ = pattern.sectors
-            done = clock.global_load(lanes.sm, self.launch.settle(g), per_warp, sectors, hits, path="lsu")
-            self.launch.time[lanes.warp_slice] = done
+            self.launch.time[g.lanes.warp_slice] = done
         return old
 
     def until(self, g: Group, registers: Sequence[int], ready: Any) -> None:
@@ -397,8 +430,11 @@ class MemoryUnit:
         """An acquire: later accesses start after the loads before it have returned."""
         self.wait_registers(g, set(g.outstanding))
 
-    def settle_stores(self, g: Group) -> None:
-        """A release or fence: wait until this warp's stores are visible."""
+    def settle_stores(self, g: Group, scope: str) -> None:
+        """A release or fence of this scope: wait until this warp's stores are visible there; and beyond the
+        cluster, until everything that its CTAs sent to other devices has landed."""
+        if scope in ("gpu", "sys"):
+            self.launch.copy.flights.release(g)
         if self.launch.clock is not None:
             t = self.launch.settle(g)
             w = g.lanes.warp_slice

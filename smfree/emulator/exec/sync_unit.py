@@ -194,8 +194,7 @@ class SyncUnit:
     def fence(self, g: Group, scope: str) -> None:
         launch = self.launch
         launch.counters.fences += len(g.lanes.warps)
-        if launch.clock is None:
-            return
         if scope in ("cluster", "gpu", "sys"):
-            launch.memory.settle_stores(g)
-        launch.advance(g, launch.clock.fence_cycles[scope])
+            launch.memory.settle_stores(g, scope)
+        if launch.clock is not None:
+            launch.advance(g, launch.clock.fence_cycles[scope])

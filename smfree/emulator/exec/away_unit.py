@@ -1,0 +1,236 @@
+"""Accesses of threads that leave the device's own memory: over NVLink to other devices, over PCIe to the host.
+
+Loads and ``atom`` act at issue. Stores and ``red`` to another device land later (:mod:`flights`); those to
+the host are there at once. Peer data is not kept in the own L2: it passes the owner's, whose hits and DRAM
+bytes count for the owner.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smfree.emulator.crossing import Asked, Crossing, Written
+from smfree.emulator.exec.flights import Flights
+from smfree.emulator.exec.lanes import LaneSet
+from smfree.emulator.exec.routing import Part, Router
+from smfree.emulator.exec.values import UINT
+from smfree.emulator.links import HOST
+from smfree.emulator.profile import SECTOR_BYTES
+
+if TYPE_CHECKING:
+    from smfree.emulator.exec.launch import Launch
+    from smfree.emulator.exec.memory_unit import Issue, Pattern
+    from smfree.emulator.node import DeviceState
+
+
+class Piece:
+    """Some lanes of an access: as much of a LaneSet as a Pattern asks for.
+
+    ``rows``: which of the access's warps they belong to, ``of_lane``: which of those each lane does.
+    """
+
+    full_warps = False
+
+    def __init__(self, lanes: LaneSet, index: Any) -> None:
+        self.n = lanes.n
+        self.rows: Any = slice(None)
+        self.warp_starts, self.warp_counts = lanes.warp_starts, lanes.warp_counts
+        self.of_lane = lanes.warp_index
+        if isinstance(index, slice):
+            return
+        warps = lanes.warp_index[index]
+        new = np.flatnonzero(np.diff(warps, prepend=-1))
+        self.n = len(warps)
+        self.rows, self.warp_starts = warps[new], new
+        self.warp_counts = np.diff(np.append(new, self.n))
+        self.of_lane = np.repeat(np.arange(len(new)), self.warp_counts)
+
+
+class AwayUnit:
+    """Of one launch. ``router`` says where addresses lead."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.router = Router(launch)
+        self._crossings: dict[int, Crossing] = {}
+
+    # ---------------------------------------------------------------- accesses
+
+    def load(self, at: Issue, parts: list[Part], size: int, count: int) -> tuple[Any, Any]:
+        """(uint[n, count], when each warp's registers are filled; None without a clock)."""
+        launch, lanes = self.launch, at.lanes
+        values = np.empty((lanes.n, count), UINT[8 * size])
+        t = None if launch.clock is None else at.times(launch)
+        ready = None if t is None else t.copy()
+        for part in parts:
+            with part.positions():
+                self._flights.settle(part.memory, part.addr, size * count, lanes.ids[part.index])
+                values[part.index] = part.memory.load(part.addr, size, count)
+            piece, pattern, asked = self._asked(at, part, size * count, write=False)
+            self.count(part, piece.n * size * count, write=False)
+            if t is None:
+                self._untimed(part, asked, write=False)
+                continue
+            assert ready is not None
+            done = self._timed_load(part, pattern, lanes.sm[piece.rows], t[piece.rows], asked)
+            ready[piece.rows] = np.maximum(ready[piece.rows], done)
+        return values, ready
+
+    def store(self, at: Issue, parts: list[Part], values: Any) -> tuple[Any, Any]:
+        """Store uint[n, k] -> (accepted, performed) of each warp's part in own and host memory; None without
+        a clock."""
+        launch, lanes = self.launch, at.lanes
+        nbytes = values.shape[1] * values.itemsize
+        t = None if launch.clock is None else at.times(launch)
+        accepted, performed = (None, None) if t is None else (t.copy(), t.copy())
+        for part in parts:
+            piece, pattern, asked = self._asked(at, part, nbytes, write=True)
+            self.count(part, piece.n * nbytes, write=True)
+            times = self._timed_store(part, pattern, lanes.sm[piece.rows], t, piece.rows, asked)
+            with part.positions():
+                if self.router.peer_of(part.region) is not None:
+                    self._flights.send(at.group, lanes, part, values[part.index], times, piece.of_lane, None)
+                else:
+                    part.memory.store(part.addr, values[part.index])
+            if times is None:
+                continue
+            assert accepted is not None and performed is not None
+            accepted[piece.rows] = np.maximum(accepted[piece.rows], times.accepted)
+            if self.router.peer_of(part.region) is None:
+                performed[piece.rows] = np.maximum(performed[piece.rows], times.acknowledged)
+            else:
+                launch.end_time = max(launch.end_time, float(times.acknowledged.max()))
+        return accepted, performed
+
+    def atomic(
+        self, at: Issue, parts: list[Part], op: str, value: Any, compare: Any, *, waits: bool
+    ) -> tuple[Any, Any]:
+        """(old values, when each warp may go on); a ``red`` that lands later has zeros for them."""
+        launch, lanes, nbytes = self.launch, at.lanes, value.itemsize
+        old = np.zeros(lanes.n, value.dtype)
+        value = np.broadcast_to(value, lanes.n)
+        t = None if launch.clock is None else at.times(launch)
+        done = None if t is None else t.copy()
+        for part in parts:
+            index = part.index
+            peer = self.router.peer_of(part.region)
+            piece, pattern, asked = self._asked(at, part, nbytes, write=True)
+            self.count(part, piece.n * nbytes, write=True)
+            with part.positions():
+                if peer is not None and not waits:
+                    times = self._timed_store(part, pattern, lanes.sm[piece.rows], t, piece.rows, asked)
+                    self._flights.send(
+                        at.group, lanes, part, value[index].reshape(-1, 1), times, piece.of_lane, op
+                    )
+                    if times is not None and done is not None:
+                        done[piece.rows] = times.accepted
+                        launch.end_time = max(launch.end_time, float(times.acknowledged.max()))
+                    continue
+                self._flights.settle(part.memory, part.addr, nbytes, now=True)
+                other = None if compare is None else np.broadcast_to(compare, lanes.n)[index]
+                old[index] = part.memory.atomic(op, part.addr, value[index], other)
+            if t is None:
+                self._untimed(part, asked, write=True)
+            else:
+                assert done is not None
+                back = self._timed_load(part, pattern, lanes.sm[piece.rows], t[piece.rows], asked, write=True)
+                done[piece.rows] = np.maximum(done[piece.rows], back)
+            if peer is not None:
+                latest = 0.0 if done is None else float(done.max())
+                self.landed(peer, int(part.addr.min()), int(part.addr.max()) + nbytes, latest)
+        return old, done
+
+    def landed(self, device: DeviceState, lo: int, hi: int, cycles: float) -> None:
+        """Bytes [lo, hi) of another device's memory have changed at this time of the launch."""
+        notify = getattr(self.router.node, "landed", None)
+        if notify is not None:
+            notify(device, lo, hi, self.launch.node_ns(cycles))
+
+    # ---------------------------------------------------------------- counting
+
+    @property
+    def _flights(self) -> Flights:
+        return self.launch.copy.flights
+
+    def _asked(self, at: Issue, part: Part, nbytes: int, *, write: bool) -> tuple[Piece, Pattern, Asked]:
+        """What the part's warps ask for; lines of device memory are in their L2 afterwards."""
+        memory = self.launch.memory
+        piece = Piece(at.lanes, part.index)
+        pattern = memory.pattern(at, part.addr, nbytes) if isinstance(part.index, slice) else None
+        if pattern is None:
+            pattern = memory.new_pattern(piece, part.addr, nbytes)
+        sectors, _ = pattern.sectors
+        lines, _, first_runs, per_warp = pattern.runs
+        packets = np.diff(np.append(first_runs, len(lines))).astype(np.float64)
+        missed = np.zeros(len(per_warp))
+        peer = self.router.peer_of(part.region)
+        if peer is not None and self.launch.clock is not None:
+            hits, _ = memory.l2_hits(pattern, part.addr, write=write, owner=peer)
+            missed = (per_warp - hits).astype(np.float64)
+        return piece, pattern, Asked(per_warp, sectors * float(SECTOR_BYTES), packets, missed)
+
+    def count(self, part: Part, nbytes: int, *, write: bool) -> None:
+        """Bytes that pass a link, in the launch's counters."""
+        counters = self.launch.counters
+        if part.device is None:
+            counters.host_load_bytes += 0 if write else nbytes
+            counters.host_store_bytes += nbytes if write else 0
+        elif part.device is not self.launch.device:
+            counters.peer_load_bytes += 0 if write else nbytes
+            counters.peer_store_bytes += nbytes if write else 0
+
+    def _untimed(self, part: Part, asked: Asked, *, write: bool) -> None:
+        """Without a clock, what passes a link is counted only."""
+        crossing = self.crossing(part)
+        if crossing is not None:
+            crossing.count(asked, write=write)
+
+    # ---------------------------------------------------------------- time
+
+    def crossing(self, part: Part) -> Crossing | None:
+        """The way to the part's memory; None to the own, or where there is no node."""
+        node = self.router.node
+        if part.device is self.launch.device or node is None:
+            return None
+        end = HOST if part.device is None else part.device.ordinal
+        if end not in self._crossings:
+            launch = self.launch
+            self._crossings[end] = Crossing(
+                launch.device.clock, node.links, launch.device.ordinal, part.device, launch.node_ns,
+                launch.cycles_of,
+            )  # fmt: skip
+        return self._crossings[end]
+
+    def _timed_load(
+        self, part: Part, pattern: Pattern, sm: Any, t: Any, asked: Asked, *, write: bool = False
+    ) -> Any:
+        """When loads, or atomics that ``write`` and come back, are done."""
+        crossing, clock = self.crossing(part), self.launch.clock
+        assert clock is not None
+        if crossing is not None:
+            return crossing.load(sm, t, asked)
+        sectors, per_warp = pattern.sectors[0], pattern.runs[3]
+        return clock.global_load(sm, t, per_warp, sectors, self._own_hits(part, pattern, write=write))
+
+    def _timed_store(
+        self, part: Part, pattern: Pattern, sm: Any, t: Any, rows: Any, asked: Asked
+    ) -> Written | None:
+        if t is None:
+            self._untimed(part, asked, write=True)
+            return None
+        crossing, clock = self.crossing(part), self.launch.clock
+        assert clock is not None
+        if crossing is not None:
+            return crossing.store(sm, t[rows], asked)
+        sectors, per_warp = pattern.sectors[0], pattern.runs[3]
+        misses = per_warp - self._own_hits(part, pattern, write=True)
+        accepted, performed = clock.global_store(sm, t[rows], per_warp, sectors, misses)
+        return Written(accepted, performed, performed)
+
+    def _own_hits(self, part: Part, pattern: Pattern, *, write: bool) -> Any:
+        """Bytes of own memory in the own L2; host memory without a node has none there."""
+        if part.device is None:
+            return np.zeros_like(pattern.runs[3])
+        return self.launch.memory.l2_hits(pattern, part.addr, write=write)[0]
