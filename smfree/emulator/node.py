@@ -7,7 +7,6 @@ them. Nothing lives in a module global, so several nodes can stand side by side 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,6 +26,7 @@ from smfree.emulator.profile import load as load_profile
 from smfree.emulator.ptx.ast import Kernel
 from smfree.emulator.streams import Event, Timeline, Unit
 from smfree.emulator.trace import Trace
+from smfree.emulator.turns import Turns
 from smfree.emulator.virtual import Exports
 
 TIMED = "timed"
@@ -155,7 +155,8 @@ class Node:
         self.findings: list[Any] = []
         """What ``strict="record"`` collected, oldest first."""
         self.timeline = Timeline(clocked=self.clocked)
-        self.lock = threading.Condition(threading.RLock())
+        self.lock = Turns()
+        """Held during a call. Whoever steps the node for long calls its ``give_way()`` in between."""
         self.host = HostMemory() if host is None else host
         self._handles = itertools.count(_FIRST_HANDLE, 0x10)
         self.devices = [
