@@ -15,6 +15,7 @@ from smfree.emulator.address_space import AddressSpace
 from smfree.emulator.streams import LEGACY_STREAM, Event, Stream
 
 if TYPE_CHECKING:
+    from smfree.emulator.graphs import Capture
     from smfree.emulator.interprocess import Export, Import
     from smfree.emulator.node import DeviceState, Fault, Node
 
@@ -117,6 +118,9 @@ class Context:
             opened.close()
         for address in list(self.allocations):
             self.free(address)
+        self.process.captures = [
+            capture for capture in self.process.captures if self not in capture.graph.contexts
+        ]
         self.process.forget(self)
 
 
@@ -143,6 +147,8 @@ class Process:
         """Registers and local bytes by function name, for modules loaded later."""
         self.contexts = {device.ordinal: Context(self, device) for device in node.devices}
         self.space = AddressSpace(self)
+        self.captures: list[Capture] = []
+        """Stream captures that have not ended."""
 
     def __str__(self) -> str:
         return self.label

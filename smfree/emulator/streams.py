@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from smfree.emulator.graphs import Capture, Captured
     from smfree.emulator.process import Context
 
 LEGACY_STREAM = 1
@@ -43,6 +44,10 @@ class WaitValue:
     describe: Callable[[], str]
     true_since_s: float | None = None
     """When the condition was first seen true; None while it is false."""
+
+    def again(self) -> WaitValue:
+        """The same wait for another time."""
+        return WaitValue(self.satisfied, self.describe)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +87,8 @@ class Stream:
     queue: deque[Operation] = field(default_factory=deque)
     last: Operation | None = None
     """The operation submitted last, done or not."""
+    capture: Capture | None = None
+    """The capture that writes its work down."""
 
     @property
     def blocking(self) -> bool:
@@ -107,6 +114,8 @@ class Event:
     origin: Event | None = None
     key: bytes = b""
     destroyed: bool = False
+    captured: Captured | None = None
+    """What it stands for when it was last recorded in a capture."""
     _operation: Operation | None = None
 
     @property

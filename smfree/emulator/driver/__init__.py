@@ -12,6 +12,7 @@ from typing import Any
 from cuda.bindings import driver as cuda
 
 from smfree.emulator.driver.device import DeviceCalls
+from smfree.emulator.driver.graphs import GraphCalls
 from smfree.emulator.driver.ipc import IpcCalls
 from smfree.emulator.driver.launch import LaunchCalls
 from smfree.emulator.driver.libraries import LibraryCalls
@@ -26,7 +27,7 @@ class NotEmulated(NotImplementedError, AttributeError):
     """A driver function that exists, but not in the emulator. ``hasattr`` answers False for it."""
 
 
-class Driver(DeviceCalls, LaunchCalls, LibraryCalls, IpcCalls, TensorMapCalls, MulticastCalls):
+class Driver(DeviceCalls, LaunchCalls, LibraryCalls, IpcCalls, GraphCalls, TensorMapCalls, MulticastCalls):
     """The calls of one process on a node; ``label`` names it in reports."""
 
     def report(self) -> str:

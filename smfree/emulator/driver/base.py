@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from cuda.bindings import driver as cuda
 
+from smfree.emulator.driver.capturing import CaptureRules
 from smfree.emulator.driver.errors import CUresult, Refusal, invalid_handle
 from smfree.emulator.node import DeviceState, Fault, Node
 from smfree.emulator.process import Context
@@ -57,6 +58,8 @@ def entry(outputs: int = 0, needs: Needs = Needs.CONTEXT) -> Callable[[_Method],
             with self.node.lock:
                 try:
                     self._begin(needs)
+                    if self.process.captures:
+                        self._check_captures(method.__name__)
                     value = method(self, *args, **kwargs)
                 except Refusal as refusal:
                     if refusal.code is not CUresult.CUDA_ERROR_NOT_READY:
@@ -72,7 +75,7 @@ def entry(outputs: int = 0, needs: Needs = Needs.CONTEXT) -> Callable[[_Method],
     return decorate
 
 
-class DriverBase:
+class DriverBase(CaptureRules):
     """The node and the process behind the calls, and what the call groups share."""
 
     def __init__(self, node: Node, label: str = "") -> None:
@@ -191,6 +194,16 @@ class DriverBase:
         host_cost_s: float = 0.0,
     ) -> Operation:
         """Queue work; the host is busy for ``host_cost_s`` and the work starts after that at the earliest."""
+        if self.process.captures:
+            if stream.legacy:
+                self._refuse_implicit(stream)
+            if stream.capture is not None:
+                return self._write_down(
+                    stream, label, after,
+                    lambda target, before: self._submit(
+                        target, label, action, unit=unit, after=before, wait=wait and wait.again()
+                    ),
+                )  # fmt: skip
         if len(stream.queue) >= QUEUE_LIMIT:
             self._finish(stream.queue[0])
         if self.node.clocked:

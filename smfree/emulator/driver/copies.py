@@ -83,7 +83,7 @@ class CopyCalls(MemoryCalls):
         if nbytes == 0:
             return
         device = stream.context.device
-        staged = src.device is None and not src.pinned
+        staged = src.device is None and not src.pinned and stream.capture is None
         data = host_bytes(src.address, nbytes).copy() if staged else None
 
         def move() -> None:

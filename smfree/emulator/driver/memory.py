@@ -110,6 +110,7 @@ class MemoryCalls(DriverBase):
     @entry(1)
     def cuMemAllocAsync(self, bytesize: int, hStream: Any) -> Any:
         stream = self._stream(hStream)
+        self._no_capture(stream, "an allocation")
         pointer = self._allocate(stream.context, bytesize, AllocationKind.STREAM_ORDERED)
         self._submit(stream, f"allocation of {bytesize} bytes")
         return pointer
@@ -117,6 +118,7 @@ class MemoryCalls(DriverBase):
     @entry(0)
     def cuMemFreeAsync(self, dptr: Any, hStream: Any) -> None:
         stream, address = self._stream(hStream), int(dptr)
+        self._no_capture(stream, "a free")
         context = self._holder(address)
         if context.device.memory.allocation_of(address) is None:
             raise invalid(f"{address:#x} is in no live allocation")

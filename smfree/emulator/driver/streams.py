@@ -42,12 +42,14 @@ class StreamCalls(MemoryCalls):
     @entry(0)
     def cuStreamDestroy(self, hStream: Any) -> None:
         stream = self._find(hStream, Stream, "stream")
+        self._refuse_waiting(stream)
         del self.process.objects[stream.handle]
         self.node.timeline.remove(stream)
 
     @entry(0)
     def cuStreamQuery(self, hStream: Any) -> None:
         stream = self._stream(hStream)
+        self._refuse_waiting(stream)
         self._catch_up()
         self._check_fault(stream.context)
         for operation in self._tail(stream):
@@ -55,7 +57,9 @@ class StreamCalls(MemoryCalls):
 
     @entry(0)
     def cuStreamSynchronize(self, hStream: Any) -> None:
-        self._finish(*self._tail(self._stream(hStream)))
+        stream = self._stream(hStream)
+        self._refuse_waiting(stream)
+        self._finish(*self._tail(stream))
 
     def _tail(self, stream: Stream) -> list[Operation]:
         """What must end before the stream is idle; the default stream stands for all blocking ones."""
@@ -73,6 +77,8 @@ class StreamCalls(MemoryCalls):
         stream, event = self._stream(hStream), self._event(hEvent)
         if int(Flags) not in (0, 1):
             raise invalid(f"Flags must be CU_EVENT_WAIT_DEFAULT or _EXTERNAL, got {Flags}")
+        if self._capture_wait(stream, event):
+            return
         if event.operation is not None:
             self._submit(stream, f"wait for event {event.handle:#x}", after=(event.operation,))
 
@@ -144,11 +150,13 @@ class StreamCalls(MemoryCalls):
                 f"event {event.handle:#x} belongs to {event.context}, {stream.name} to {stream.context}; "
                 "record an event in a stream of its own context (cuStreamWaitEvent may cross contexts)"
             )
-        event.operation = self._submit(stream, f"record of event {event.handle:#x}")
+        if not self._capture_record(event, stream):
+            event.operation = self._submit(stream, f"record of event {event.handle:#x}")
 
     @entry(0)
     def cuEventQuery(self, hEvent: Any) -> None:
         event = self._event(hEvent)
+        self._refuse_captured(event)
         self._catch_up()
         self._check_fault(event.context)
         if event.operation is not None:
@@ -156,7 +164,9 @@ class StreamCalls(MemoryCalls):
 
     @entry(0)
     def cuEventSynchronize(self, hEvent: Any) -> None:
-        self._finish(self._event(hEvent).operation)
+        event = self._event(hEvent)
+        self._refuse_captured(event)
+        self._finish(event.operation)
 
     @entry(1)
     def cuEventElapsedTime(self, hStart: Any, hEnd: Any) -> float:
@@ -165,6 +175,7 @@ class StreamCalls(MemoryCalls):
         self._catch_up()
         for name, handle in (("hStart", hStart), ("hEnd", hEnd)):
             event = self._event(handle)
+            self._refuse_captured(event)
             if not event.timed:
                 raise invalid_handle(f"{name} was created with CU_EVENT_DISABLE_TIMING")
             if event.operation is None:
