@@ -115,9 +115,9 @@ def allgather(
     if shards.offsets[-1] == 0:
         return GatherInfo(way, group.path)
     if group.world_size == 1:
-        for member in group.members:
-            place_own(shards, member)
-        return GatherInfo(way, group.path)
+        (member,) = group.members
+        place_own(shards, member)
+        return GatherInfo(way, group.path, CopyWay.ONE_BY_ONE)
     group.calls.append(f"allgather '{dst.label}' ({way})")
     if way == "staged":
         staged.gather(group, shards)

@@ -1,0 +1,64 @@
+"""Groups of ranks on one emulated node: in this process, or each rank as a process of the node (in a thread)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.ipc.group import Group
+from smfree.cuda import Device
+from smfree.emulator.driver import Driver
+from smfree.emulator.node import Node
+from smfree.ranks import UnixRendezvous
+from tests.ranks.kit import as_threads
+
+POOL_BYTES = 1 << 20
+
+
+@contextmanager
+def local_group(
+    world_size: int, gpu: str = "h100", *, schedule: str = "timed", seed: int = 0, **options: Any
+) -> Iterator[Group]:
+    """A group in this process on a node of its own."""
+    devices = Device.open_all(f"emu:{gpu}x{world_size}", schedule=schedule, seed=seed)
+    try:
+        with Group.local(devices, **{"pool_bytes": POOL_BYTES, **options}) as group:
+            yield group
+    finally:
+        for device in devices:
+            device.close()
+
+
+def joined(
+    gpus: Sequence[str],
+    body: Callable[[Group], Any],
+    *,
+    node: Node | None = None,
+    options: Callable[[int], dict[str, Any]] = lambda rank: {},
+    timeout_s: float = 20.0,
+) -> list[Any]:
+    """``body(group)`` as each rank of a group of processes, rank i on GPU i of a node; what they returned or
+    raised. ``options(rank)`` go to ``Group.join``."""
+    shared = node or Node(gpus)
+
+    def rank(rendezvous: UnixRendezvous) -> Any:
+        ordinal = rendezvous.rank % len(shared.devices)
+        device = Device(Driver(shared), ordinal, spec=f"emu:{gpus[ordinal]}:{ordinal}", is_emulated=True)
+        try:
+            with Group.join(
+                device, rendezvous, **{"pool_bytes": POOL_BYTES, **options(rendezvous.rank)}
+            ) as group:
+                return body(group)
+        finally:
+            device.close()
+
+    return as_threads(rank, len(gpus), timeout_s=timeout_s)
+
+
+def random_bytes(count: int, seed: int) -> NDArray[np.uint8]:
+    """``count`` bytes."""
+    return np.random.default_rng(seed).integers(0, 256, count, dtype=np.uint8)
