@@ -54,6 +54,7 @@ _RAW_BYTES = {
     "CUipcMemHandle": 64,
     "CUipcEventHandle": 64,
     "CUmemFabricHandle": 64,
+    "CUgraphEdgeData": 8,
     "CUtensorMap": 128,
     "CUlaunchAttributeValue": 64,
 }
