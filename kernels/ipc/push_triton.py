@@ -51,8 +51,8 @@ def load_acquire_sys(pointer):
 def sync_ranks(
     control, rank, slot, epoch, step, WORLD_SIZE: tl.constexpr, PADS: tl.constexpr, RECORDS: tl.constexpr
 ):
-    """The barrier of a slot over all ranks, as in signals.cuh. Gives 0 when the host has aborted, else 1; every
-    thread sees that for itself."""
+    """The barrier of a slot over all ranks, as in signals.cuh. Gives 0 when the host has aborted, else 1:
+    every thread sees that for itself."""
     tl.debug_barrier()  # the accesses of all threads, before the releases of one
     pads = (control + PADS // 4).to(tl.pointer_type(tl.uint64))
     for turn in tl.static_range(1, WORLD_SIZE):
