@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
-from smfree.cuda import peers
+from smfree.cuda import ipc, peers
 from smfree.cuda.cache import CompileCache
 from smfree.cuda.calls import Calls
 from smfree.cuda.capabilities import Capabilities
@@ -77,6 +77,8 @@ class Device:
         self._allocations: weakref.WeakSet[Allocation] = weakref.WeakSet()
         self._handles: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._modules: dict[object, Module] = {}
+        self.imports = ipc.Imports(self)
+        """What is open of other processes' memory; ``len`` counts the allocations."""
         self.cache = CompileCache()
 
     @staticmethod
@@ -317,9 +319,12 @@ class Device:
         self._streams.add(stream)
         return stream
 
-    def event(self, *, timing: bool = True) -> Event:
-        """A new event."""
-        return Event(self, self.calls("cuEventCreate", 0 if timing else 2), timing=timing)
+    def event(self, *, timing: bool = True, interprocess: bool = False) -> Event:
+        """A new event. ``interprocess``: one that :func:`smfree.cuda.ipc.export_event` takes, without
+        timing."""
+        flags = 0x6 if interprocess else 0 if timing else 0x2  # CU_EVENT_INTERPROCESS, _DISABLE_TIMING
+        handle = self.calls("cuEventCreate", flags)
+        return Event(self, handle, timing=timing and not interprocess, interprocess=interprocess)
 
     # --- peers --------------------------------------------------------------------------------------
 
@@ -352,6 +357,18 @@ class Device:
         """Copy each (dst, src) as :meth:`copy` does, in any order among themselves, in one driver call where
         the driver has it. Returns which way it was."""
         return peers.copy_batch(self, pairs, stream)
+
+    def open_ipc(self, handle: ipc.MemoryHandle) -> DeviceArray:
+        """The array that another process exported with :func:`smfree.cuda.ipc.export`, for this device.
+
+        A handle that is open already is not opened again. Raises IpcError with what the driver's refusal
+        means.
+        """
+        return self.imports.open(handle)
+
+    def open_ipc_event(self, handle: ipc.EventHandle) -> Event:
+        """The event that another process exported with :func:`smfree.cuda.ipc.export_event`."""
+        return ipc.open_event(self, handle)
 
     def synchronize(self) -> None:
         """Wait for everything queued on the device. Raises KernelFaultError when a kernel failed."""

@@ -49,6 +49,10 @@ class PeerError(CudaHostError):
     """Devices that cannot use each other's memory, or are not on one machine."""
 
 
+class IpcError(CudaHostError):
+    """Memory or an event that cannot be exported to, or opened from, another process."""
+
+
 class TensorMapError(CudaHostError, ValueError):
     """A tensor map that cuTensorMapEncodeTiled would refuse, or refused."""
 

@@ -140,10 +140,11 @@ class Stream:
 class Event:
     """A mark in a stream; with ``timing`` two of them measure device time."""
 
-    def __init__(self, device: Device, handle: Any, *, timing: bool) -> None:
+    def __init__(self, device: Device, handle: Any, *, timing: bool, interprocess: bool = False) -> None:
         self.device = device
         self.handle = handle
         self.timing = timing
+        self.interprocess = interprocess
         self.mark: tuple[Stream, int] | None = None
         self.graph: Graph | None = None
         """The graph in whose capture it was last recorded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,14 @@ _ENCODE = ctypes.CFUNCTYPE(
 )
 
 
+class FakeMachine:
+    """What several fake drivers, as many processes, have in common: the allocations behind IPC handles."""
+
+    def __init__(self) -> None:
+        self.exported: dict[bytes, int] = {}
+        """Handle -> address. It stays when the memory is freed, as nobody tells an importer."""
+
+
 class FakeDriver:
     """Stands in for ``cuda.bindings.driver`` as a *real* driver would be used (cubins, function pointers).
 
@@ -59,7 +68,12 @@ class FakeDriver:
     (current, peer) contexts of each cuCtxEnablePeerAccess, ``uuids`` the first byte of each device's UUID.
     """
 
-    def __init__(self, gpus: int = 1, **attributes: int) -> None:
+    def __init__(self, gpus: int = 1, machine: FakeMachine | None = None, **attributes: int) -> None:
+        self.machine = machine or FakeMachine()
+        self.opened: dict[int, int] = {}
+        """Opens of each imported address that are not closed."""
+        self.serials: dict[int, int] = {}
+        self._serial = itertools.count(1)
         self.gpus = gpus
         self.links: dict[tuple[int, int], set[str]] = {}
         self.enabled: set[tuple[int, int]] = set()
@@ -123,6 +137,12 @@ class FakeDriver:
             "cuMemHostAlloc": lambda size, flags: self._alloc(size),
             "cuMemHostGetDevicePointer": lambda ptr, flags: (ptr + 2**40,),
             "cuMemFree": self._free,
+            "cuMemGetAddressRange": self._range_of,
+            "cuIpcGetMemHandle": self._export,
+            "cuIpcOpenMemHandle": self._open,
+            "cuIpcCloseMemHandle": self._close,
+            "cuIpcGetEventHandle": lambda event: (_filled(cuda.CUipcEventHandle(), b"event"),),
+            "cuIpcOpenEventHandle": handle,
             "cuMemFreeHost": self._free,
             "cuMemcpyHtoD": self._copy,
             "cuMemcpyHtoDAsync": self._copy,
@@ -159,7 +179,32 @@ class FakeDriver:
         buffer = (ctypes.c_uint8 * (size + 256))()
         address = -(-ctypes.addressof(buffer) // 256) * 256
         self.memory[address] = buffer
+        self.serials[address] = next(self._serial)
         return (address,)
+
+    def _range_of(self, ptr: int) -> tuple[int, int]:
+        for base, buffer in self.memory.items():
+            if base <= ptr < base + len(buffer) - 256:
+                return base, len(buffer) - 256
+        raise AssertionError(f"{ptr:#x} is not allocated")
+
+    def _export(self, base: int) -> tuple[Any]:
+        assert base in self.memory, "the base of an allocation"
+        key = b"%d of %x, %d" % (self.serials[base], base, id(self))
+        self.machine.exported[key.ljust(64, b"\0")] = base
+        return (_filled(cuda.CUipcMemHandle(), key),)
+
+    def _open(self, handle: Any, flags: int) -> tuple[int]:
+        """Imports have the exporter's address: it is host memory."""
+        assert flags == 1
+        base = self.machine.exported[ctypes.string_at(handle.getPtr(), 64)]
+        assert base not in self.opened, "already mapped"
+        self.opened[base] = self.current
+        return (base,)
+
+    def _close(self, address: int) -> tuple[()]:
+        assert self.opened.pop(address) == self.current, "another context opened it"
+        return ()
 
     def _free(self, address: int) -> tuple[()]:
         del self.memory[address]
@@ -186,3 +231,8 @@ class FakeDriver:
         )
         ctypes.memset(address, len(self.maps) % 256, 128)
         return int(self.fail.get("cuTensorMapEncodeTiled", SUCCESS))
+
+
+def _filled(handle: Any, key: bytes) -> Any:
+    ctypes.memmove(handle.getPtr(), key.ljust(64, b"\0"), 64)
+    return handle
