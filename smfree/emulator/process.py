@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smfree.emulator.address_space import AddressSpace
-from smfree.emulator.streams import LEGACY_STREAM, Event, Stream
+from smfree.emulator.streams import LEGACY_STREAM, NON_BLOCKING, Event, Stream
 
 if TYPE_CHECKING:
     from smfree.emulator.graphs import Capture
@@ -101,6 +101,15 @@ class Context:
         stream.handle = LEGACY_STREAM if legacy else self.process.name(stream)
         self.process.node.timeline.add(stream)
         return stream
+
+    def lane(self, stream: Stream, way: Any) -> Stream:
+        """Where copies of ``stream``'s batches queue that take one way."""
+        found = stream.lanes.get(way)
+        if found is None:
+            found = stream.lanes[way] = Stream(0, self, NON_BLOCKING, stream.priority)
+            found.title = f"a batch of {stream.name}"
+            self.process.node.timeline.add(found)
+        return found
 
     def end(self) -> None:
         """Drop queued work, streams, events, modules, handles and memory; a fault stays."""

@@ -16,7 +16,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from smfree.emulator.graphs import Capture, Captured
@@ -76,7 +76,10 @@ class Operation:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """A queue of operations that run in order."""
+    """A queue of operations that run in order.
+
+    ``lanes`` hold the copies of its batches by the way they take; a lane has a ``title`` and no handle.
+    """
 
     handle: int
     context: Context
@@ -89,6 +92,8 @@ class Stream:
     """The operation submitted last, done or not."""
     capture: Capture | None = None
     """The capture that writes its work down."""
+    title: str = ""
+    lanes: dict[Any, Stream] = field(default_factory=dict)
 
     @property
     def blocking(self) -> bool:
@@ -97,7 +102,7 @@ class Stream:
 
     @property
     def name(self) -> str:
-        return "the default stream" if self.legacy else f"stream {self.handle:#x}"
+        return self.title or ("the default stream" if self.legacy else f"stream {self.handle:#x}")
 
 
 @dataclass(slots=True, eq=False)

@@ -295,6 +295,23 @@ def test_copies_and_waits_take_imported_memory() -> None:
     assert values_at(first, flag, 2).tolist() == [2, 0]
 
 
+def test_opening_is_slow_and_opening_again_is_not() -> None:
+    """D35: what a pool saves, on the modelled clock."""
+    first, second = ranks()
+    handle = sent(ok(first.cuIpcGetMemHandle(array_of(first, WORDS))))
+    clock, seconds = second.process, []
+    for _ in range(2):
+        start = clock.host_time_s
+        opened = ok(second.cuIpcOpenMemHandle(handle, LAZY))
+        seconds.append(clock.host_time_s - start)
+    assert seconds[0] > 1e-3 and seconds[1] < 1e-6
+    for _ in range(2):
+        start = clock.host_time_s
+        ok(second.cuIpcCloseMemHandle(opened))
+        seconds.append(clock.host_time_s - start)
+    assert seconds[2] < 1e-6 and seconds[3] > 4e-4
+
+
 # --- events
 
 

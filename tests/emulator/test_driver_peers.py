@@ -274,6 +274,54 @@ def test_source_during_the_call_is_read_then_and_never_on_a_device() -> None:
     )
 
 
+@batched
+def test_copies_of_a_batch_overlap_where_they_take_different_ways() -> None:
+    """Both ways at once take about as long as one; twice the same way takes twice as long."""
+    seconds = []
+    for both in (False, True):
+        driver, *_ = pair()
+        big = ok(driver.cuMemAlloc(1 << 22))
+        host = ok(driver.cuMemHostAlloc(1 << 22, 0))
+        ok(driver.cuMemsetD8(big, 1, 1 << 22))
+        stream, half = ok(driver.cuStreamCreate(1)), 1 << 21
+        begin, end = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
+        ok(driver.cuEventRecord(begin, stream))
+        into, out = (int(big), host), (host + half, int(big) + half)
+        pairs = [into, out] if both else [into, (int(big) + half, host + half)]
+        assert batch(driver, pairs, stream, nbytes=half)[0] == 0, driver.report()
+        ok(driver.cuEventRecord(end, stream))
+        ok(driver.cuEventSynchronize(end))
+        seconds.append(ok(driver.cuEventElapsedTime(begin, end)))
+        ok(driver.cuStreamDestroy(stream))
+        assert driver.node.count_of(driver.process).streams == 1  # the default one
+    assert seconds[0] > 1.9 * seconds[1]
+
+
+@batched
+def test_batch_waits_for_its_turn_and_the_stream_for_the_batch() -> None:
+    driver, *_ = pair()
+    src, dst = array_of(driver, WORDS), array_of(driver, WORDS)
+    out, flag = ok(driver.cuMemAlloc(WORDS.nbytes)), array_of(driver, np.zeros(1, np.uint32))
+    stream, other = ok(driver.cuStreamCreate(1)), ok(driver.cuStreamCreate(1))
+    ok(driver.cuStreamWaitValue32(stream, flag, 1, 0))
+    ok(driver.cuMemsetD32Async(src, 5, len(WORDS), stream))
+    assert batch(driver, [(dst, src)], stream, nbytes=WORDS.nbytes)[0] == 0
+    ok(driver.cuMemcpyDtoDAsync(out, dst, WORDS.nbytes, stream))
+    ok(driver.cuStreamWriteValue32(other, flag, 1, 0))
+    ok(driver.cuStreamSynchronize(stream), driver)
+    assert (values_at(driver, out, len(WORDS)) == 5).all()
+
+
+@batched
+def test_batch_cannot_be_captured() -> None:
+    driver, *_ = pair()
+    src, dst = array_of(driver, WORDS), array_of(driver, WORDS)
+    stream = ok(driver.cuStreamCreate(1))
+    ok(driver.cuStreamBeginCapture(stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+    refused(driver, batch(driver, [(dst, src)], stream), "STREAM_CAPTURE_UNSUPPORTED", "use cuMemcpyAsync")
+    assert driver.cuStreamEndCapture(stream)[0] == cuda.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+
+
 # --- order across devices
 
 

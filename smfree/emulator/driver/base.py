@@ -206,11 +206,15 @@ class DriverBase(CaptureRules):
                 )  # fmt: skip
         if len(stream.queue) >= QUEUE_LIMIT:
             self._finish(stream.queue[0])
-        if self.node.clocked:
-            self.process.host_time_s += host_cost_s
+        self._spend(host_cost_s)
         return self.node.timeline.submit(
             Operation(stream, label, self.process.host_time_s, action, unit, after=after, wait=wait)
         )
+
+    def _spend(self, seconds: float) -> None:
+        """The host is busy for so long."""
+        if self.node.clocked:
+            self.process.host_time_s += seconds
 
     def _launch_cost_s(self, device: DeviceState) -> float:
         return device.profile.host.launch_us * 1e-6

@@ -15,6 +15,9 @@ from smfree.emulator.interprocess import HANDLE_BYTES, Export, new_key
 from smfree.emulator.process import Context
 from smfree.emulator.streams import Event
 
+GET_S, OPEN_S, CLOSE_S = 1.6e-6, 1.33e-3, 0.5e-3
+"""Modelled host time of cuIpcGetMemHandle, of a first cuIpcOpenMemHandle and a last cuIpcCloseMemHandle, of
+events too (published:ipc-open; 2019, GPU not named)."""
 _LAZY_ENABLE_PEER_ACCESS = 1
 _WAYS_OUT = (
     "cuIpcGetMemHandle takes memory of cuMemAlloc; allocate it so (PyTorch: without expandable_segments), or "
@@ -35,6 +38,7 @@ class IpcCalls(PeerCalls, StreamCalls):
         if export is None:
             export = context.exports[home.start] = Export(new_key(), context, home)
             self.node.ipc_handles[export.key] = export
+        self._spend(GET_S)
         return _handle(cuda.CUipcMemHandle(), export.key)
 
     def _exportable(self, address: int) -> Context:
@@ -71,6 +75,7 @@ class IpcCalls(PeerCalls, StreamCalls):
                 f"device {context.ordinal}, the current one, cannot access memory of device {owner.ordinal}; "
                 "open the handle with a context of another device, or copy through the host",
             )
+        self._spend(OPEN_S)
         return cuda.CUdeviceptr(export.open(context).mapping.start)
 
     @entry(0)
@@ -88,6 +93,7 @@ class IpcCalls(PeerCalls, StreamCalls):
                 )
             known.count -= 1
             if known.count == 0:
+                self._spend(CLOSE_S)
                 known.close()
             return
         raise invalid(f"{address:#x} is no pointer that cuIpcOpenMemHandle returned and that is still open")
@@ -105,6 +111,7 @@ class IpcCalls(PeerCalls, StreamCalls):
         if not found.key:
             found.key = new_key()
             self.node.ipc_handles[found.key] = found
+        self._spend(GET_S)
         return _handle(cuda.CUipcEventHandle(), found.key)
 
     @entry(1)
@@ -119,6 +126,7 @@ class IpcCalls(PeerCalls, StreamCalls):
                 f"the handle names event {origin.handle:#x} of this very process ({self.process}); use the "
                 "event itself: CUDA IPC is between processes",
             )
+        self._spend(OPEN_S)
         made = Event(0, context, timed=False, interprocess=True, origin=origin)
         made.handle = self.process.name(made)
         return cuda.CUevent(made.handle)

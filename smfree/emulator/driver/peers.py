@@ -14,6 +14,7 @@ from smfree.emulator.driver.errors import CUresult, Refusal, invalid, unsupporte
 from smfree.emulator.driver.memory import Place
 from smfree.emulator.node import DeviceState
 from smfree.emulator.process import Context
+from smfree.emulator.streams import Stream
 
 _ORDER_DURING_CALL, _ORDER_LAST = 2, 3
 _FAIL_INDEX = "failIdx" in (getattr(getattr(cuda, "cuMemcpyBatchAsync", None), "__doc__", "") or "")
@@ -150,10 +151,17 @@ class PeerCalls(CopyCalls):
             numAttrs: int,
             hStream: Any,
         ) -> Any:
-            """One after the other, which is one of the orders that are allowed."""
+            """Copies between the same two memories run one after the other, those that differ at once."""
             stream = self._stream(hStream)
             if stream.legacy:
                 raise invalid("hStream must not be the legacy default stream; create one")
+            if stream.capture is not None:
+                raise self._break(
+                    stream.capture,
+                    CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+                    f"cuMemcpyBatchAsync while {stream.name} captures; a graph has no such node, use "
+                    "cuMemcpyAsync",
+                )
             orders = _orders(dsts, srcs, sizes, int(count), attrs, attrsIdxs, int(numAttrs))
             copies = [
                 (
@@ -164,9 +172,21 @@ class PeerCalls(CopyCalls):
                 for i, order in enumerate(orders)
             ]
             _check_independent(copies)
-            for dst, src, nbytes in copies:
-                self._copy(dst, src, nbytes, stream, block=False)
+            self._submit_batch(copies, stream)
             return _NO_INDEX if _FAIL_INDEX else None
+
+    def _submit_batch(self, copies: Sequence[tuple[Place, Place, int]], stream: Stream) -> None:
+        """Between two marks in ``stream``, in one lane per pair of memories."""
+        begin = self._submit(stream, f"begin of a batch of {len(copies)} copies")
+        lanes = []
+        for dst, src, nbytes in copies:
+            lane = stream.context.lane(stream, (dst.device, src.device))
+            if lane not in lanes:
+                lanes.append(lane)
+                self._submit(lane, "wait for the batch's turn", after=(begin,))
+            self._copy(dst, src, nbytes, lane, block=False)
+        ends = tuple(lane.last for lane in lanes if lane.last is not None)
+        self._submit(stream, "end of a batch", after=ends)
 
     def _source(self, address: int, nbytes: int, index: int, order: int) -> Place:
         place = self._place(address, nbytes, f"srcs[{index}]")

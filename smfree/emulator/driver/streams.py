@@ -44,7 +44,8 @@ class StreamCalls(MemoryCalls):
         stream = self._find(hStream, Stream, "stream")
         self._refuse_waiting(stream)
         del self.process.objects[stream.handle]
-        self.node.timeline.remove(stream)
+        for each in (stream, *stream.lanes.values()):
+            self.node.timeline.remove(each)
 
     @entry(0)
     def cuStreamQuery(self, hStream: Any) -> None:
