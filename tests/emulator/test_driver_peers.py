@@ -280,10 +280,10 @@ def test_copies_of_a_batch_overlap_where_they_take_different_ways() -> None:
     seconds = []
     for both in (False, True):
         driver, *_ = pair()
-        big = ok(driver.cuMemAlloc(1 << 22))
-        host = ok(driver.cuMemHostAlloc(1 << 22, 0))
-        ok(driver.cuMemsetD8(big, 1, 1 << 22))
-        stream, half = ok(driver.cuStreamCreate(1)), 1 << 21
+        big = ok(driver.cuMemAlloc(1 << 25))
+        host = ok(driver.cuMemHostAlloc(1 << 25, 0))
+        ok(driver.cuMemsetD8(big, 1, 1 << 25))
+        stream, half = ok(driver.cuStreamCreate(1)), 1 << 24
         begin, end = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
         ok(driver.cuEventRecord(begin, stream))
         into, out = (int(big), host), (host + half, int(big) + half)
