@@ -11,6 +11,7 @@ import numpy as np
 from kernels.common import (
     KERNELS,
     LaunchInfo,
+    check_shared,
     check_threads,
     check_unroll,
     check_whole,
@@ -92,6 +93,7 @@ def prepare(member: Member, shards: Shards, config: GatherConfig) -> Kernel:
         f"{config.ctas} CTAs",
         "use fewer, or make the group with more slots",
     )
+    check_shared(config.shared_bytes, member.device.capabilities)
     kernel = member.device.compile(config.source(layout)).kernel()
     sms = member.device.capabilities.num_sms
     resident = kernel.occupancy(config.threads, config.shared_bytes) * sms

@@ -29,7 +29,7 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (
         BulkPushConfig,
         {"tile_bytes": 40},
-        "tile_bytes must be a positive multiple of 16 (got 40); use 32 or 48",
+        "tile_bytes must be a positive multiple of 16 (got 40)",
     ),
     (BulkPushConfig, {"num_stages": 0}, "num_stages must be 1 to 8 (got 0)"),
     (FlagLatencyConfig, {"data_bytes": 24}, "data_bytes must be a multiple of 16, or 0 (got 24)"),
@@ -51,15 +51,11 @@ def test_more_ctas_than_slots_or_than_are_resident() -> None:
     with opened_group(2) as group:
         dst = group.symmetric(64, "dst")
         shards, member = make_shards(group, dst, None, None), group.members[0]
-        with pytest.raises(
-            ConfigError, match=rf"slot of the group's signals \({SLOTS}\) \(got {SLOTS + 1} CTAs"
-        ):
+        with pytest.raises(ConfigError, match=rf"the group's signals \({SLOTS}\) \(got {SLOTS + 1} CTAs"):
             push.prepare(member, shards, PushConfig(ctas=SLOTS + 1))
     with opened_group(2, slots=4096) as group:
         shards = make_shards(group, group.symmetric(64, "dst"), None, None)
-        with pytest.raises(
-            ConfigError, match=r"264 are on 132 SMs with 1024 threads .* \(got 300\); use fewer"
-        ):
+        with pytest.raises(ConfigError, match=r"264 are on 132 SMs with 1024 threads .* \(got 300\)"):
             push.prepare(group.members[0], shards, PushConfig(ctas=300, threads=1024, unroll=1))
 
 
@@ -67,7 +63,7 @@ def test_a_ring_above_the_shared_memory_of_a_cta() -> None:
     with opened_group(2) as group:
         shards = make_shards(group, group.symmetric(64, "dst"), None, None)
         with pytest.raises(ConfigError, match=r"at most 232448 bytes of shared memory .* 524288"):
-            push.prepare(group.members[0], shards, BulkPushConfig(tile_bytes=65536, num_stages=8))
+            push.prepare(group.members[0], shards, BulkPushConfig(ctas=1, tile_bytes=65536, num_stages=8))
 
 
 def test_gpus_without_a_tma_or_multicast_say_so() -> None:
@@ -120,7 +116,7 @@ def test_the_triton_twin_moves_whole_groups_of_64_bytes() -> None:
 
     with opened_group(2) as group:
         dst = group.symmetric(192, "dst")
-        config = push_triton.TritonPushConfig()
+        config = push_triton.TritonPushConfig(ctas=1)
         shards = make_shards(group, dst, None, None)
         with pytest.raises(OperandError, match=r"multiples of 64 bytes.*offset: 96"):
             push_triton.prepare(group.members[0], shards, config)
