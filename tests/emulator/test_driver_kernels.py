@@ -6,10 +6,11 @@ import ctypes
 
 import numpy as np
 import pytest
+from cuda.bindings import driver as cuda
 
 from smfree.emulator.driver import Driver
 from smfree.emulator.node import Node
-from tests.emulator.driver_kit import load, ok, refused
+from tests.emulator.driver_kit import array_of, attach, load, ok, open_node, refused, values_at
 
 COPY = b"""
 .version 8.0
@@ -177,3 +178,48 @@ def test_registers_limit_the_ctas_that_are_resident() -> None:
             driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, 256, 0)
         )
     assert resident == [8, 2]
+
+
+@pytest.mark.parametrize("enabled", [False, True], ids=["disabled", "enabled"])
+def test_kernel_reads_another_gpus_memory_with_peer_access_only(enabled: bool) -> None:
+    """D13: both devices are named, and only the context of the reader fails."""
+    driver = open_real("h100", "h100")
+    first, second = open_node(driver)
+    source = np.arange(256, dtype=np.uint32)
+    src = array_of(driver, source)
+    ok(driver.cuCtxSetCurrent(second))
+    if enabled:
+        ok(driver.cuCtxEnablePeerAccess(first, 0))
+    dst = ok(driver.cuMemAlloc(source.nbytes))
+    function = load(driver, COPY, b"copy")
+    ok(driver.cuLaunchKernel(function, 2, 1, 1, 128, 1, 1, 0, 0, ((int(dst), int(src), 256), TYPES), 0))
+    if enabled:
+        assert (values_at(driver, dst, 256) == source).all()
+        return
+    refused(
+        driver, driver.cuCtxSynchronize(), "ILLEGAL_ADDRESS", "device 1 uses", "memory of device 0",
+        "peer access from device 1 to device 0 is not enabled", "kernel copy",
+    )  # fmt: skip
+    ok(driver.cuCtxSetCurrent(first))
+    assert (values_at(driver, src, 256) == source).all()
+
+
+@pytest.mark.parametrize("ordinal", [0, 1], ids=["same-device", "other-device"])
+def test_kernel_copies_from_memory_of_another_process(ordinal: int) -> None:
+    exporter = open_real("h100", "h100")
+    importer = attach(exporter.node, ordinal)
+    source = np.arange(256, dtype=np.uint32)
+    src = array_of(exporter, source)
+    handle = cuda.CUipcMemHandle()
+    ctypes.memmove(handle.getPtr(), ok(exporter.cuIpcGetMemHandle(src)).getPtr(), 64)
+    opened, dst = ok(importer.cuIpcOpenMemHandle(handle, 1)), ok(importer.cuMemAlloc(source.nbytes))
+    function = load(importer, COPY, b"copy")
+    for pointer, count in ((opened, 256), (src, 1)):
+        values = (int(dst), int(pointer), count), TYPES
+        ok(importer.cuLaunchKernel(function, 2, 1, 1, 128, 1, 1, 0, 0, values, 0))
+        if pointer is opened:
+            assert (values_at(importer, dst, 256) == source).all()
+    refused(
+        importer, importer.cuCtxSynchronize(), "ILLEGAL_ADDRESS", "of process 0", "exchange an IPC handle"
+    )
+    assert (values_at(exporter, src, 256) == source).all()

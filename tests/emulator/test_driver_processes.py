@@ -41,6 +41,18 @@ def test_processes_share_a_device_but_no_context_handle_or_memory() -> None:
     assert (values_at(first, pointer, 256) == WORDS).all()
 
 
+def test_page_locked_memory_of_another_process_is_unknown() -> None:
+    first = open_driver()
+    second = attach(first.node)
+    host, device = ok(first.cuMemHostAlloc(64, 0)), ok(second.cuMemAlloc(64))
+    for result in (second.cuMemHostGetFlags(host), second.cuMemFreeHost(host)):
+        refused(second, result, "INVALID_VALUE", "no page-locked range of process 1")
+    refused(second, second.cuMemcpyDtoD(device, host, 64), "INVALID_VALUE", "neither a device address nor")
+    ok(first.cuMemcpyDtoD(ok(first.cuMemAlloc(64)), host, 64))
+    refused(second, second.cuMemHostUnregister(host), "HOST_MEMORY_NOT_REGISTERED")
+    ok(first.cuMemFreeHost(host))
+
+
 def test_fault_kills_the_context_of_one_process_only() -> None:
     def fail(device: Any, params: bytes) -> None:
         raise MemoryFault("a fault of one process", rule="memory.bounds")

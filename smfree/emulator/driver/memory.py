@@ -196,7 +196,7 @@ class MemoryCalls(DriverBase):
     def cuMemHostUnregister(self, p: Any) -> None:
         address = address_of(p)
         found = self.node.host.ranges.get(address)
-        if found is None or found.owner is not None:
+        if found is None or found.owner is not None or found.process not in (None, self.process):
             raise Refusal(
                 CUresult.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, f"{address:#x} starts no registered range"
             )
@@ -208,7 +208,8 @@ class MemoryCalls(DriverBase):
         if int(Flags) != 0:
             raise invalid(f"Flags must be 0, got {Flags}")
         address = address_of(p)
-        if self.node.host.range_of(address) is None:
+        found = self.node.host.range_of(address)
+        if found is None or found.process not in (None, self.process):
             raise invalid(f"{address:#x} is in no page-locked range; use cuMemHostAlloc or cuMemHostRegister")
         return cuda.CUdeviceptr(address)
 
@@ -219,8 +220,8 @@ class MemoryCalls(DriverBase):
     def _host_start(self, p: Any) -> HostRange:
         address = address_of(p)
         found = self.node.host.ranges.get(address)
-        if found is None:
-            raise invalid(f"{address:#x} starts no page-locked range")
+        if found is None or found.process not in (None, self.process):
+            raise invalid(f"{address:#x} starts no page-locked range of {self.process}")
         return found
 
     # ------------------------------------------------------------------------------------------ pointers
@@ -238,14 +239,15 @@ class MemoryCalls(DriverBase):
             if found.mapping is not None and found.mapping.users == set():
                 raise invalid(f"{role}: no device has access to {found.mapping}; give it with cuMemSetAccess")
             return Place(address, found.device, None, found.memory, found.address)
-        known = self.node.host.range_of(address, max(1, nbytes))
+        known = found and self.node.host.range_of(address, max(1, nbytes))
         if known is None and on_device:
             raise invalid(f"{role}: {address:#x} is neither a device address nor page-locked; use cuMemAlloc")
         if known is None and address == 0 and nbytes:
             raise invalid(f"{role} is NULL")
         if known is None:
             for other in self.node.host.ranges.values():
-                if other.address < address + nbytes and address < other.end:
+                mine = other.process in (None, self.process)
+                if mine and other.address < address + nbytes and address < other.end:
                     raise invalid(
                         f"{role}: [{address:#x}, +{nbytes}) is partly inside the page-locked range "
                         f"[{other.address:#x}, +{other.nbytes}); copy within one of them"
