@@ -81,7 +81,9 @@ class Session:
             quiet = type(result) is not tuple or result[0] in (SUCCESS, CUresult.CUDA_ERROR_NOT_READY)
             return ("result", result, "" if quiet else self.driver.report()), out
         except Refusal as refusal:
-            return ("result", (refusal.code,), f"{name}: {refusal.code.name}: {refusal.message}"), []
+            report = f"{name}: {refusal.code.name}: {refusal.message}"
+            self.driver.process.report = report
+            return ("result", (refusal.code,), report), []
         except WireError:
             raise
         except _PASSED_ON as error:
