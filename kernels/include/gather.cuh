@@ -15,8 +15,8 @@ struct Gather {          // by value in the parameters: nothing to upload, nothi
   u64 offset[WORLD_SIZE + 1];
 };
 
-// Rank r begins with peer r + 1, then r + 2: at any time each port serves about one rank. In a common order all
-// of them would meet at one port after the other.
+// Rank r begins with peer r + 1, then r + 2: at any time each port serves about one rank. In a common order
+// all of them would meet at one port after the other.
 PTX_INLINE u8* peer_dst(const Gather& gather, u32 rank, u32 turn) {
   return gather.dst[(rank + turn) % WORLD_SIZE];
 }

@@ -50,8 +50,8 @@ class BulkConfig(GatherConfig):
 
     @property
     def static_shared_bytes(self) -> int:
-        """The barriers, padded to the alignment of the stages."""
-        return round_up(8 * self.num_stages, STAGE_ALIGN)
+        """The barriers and, for a pull, what each stage holds; padded to the alignment of the stages."""
+        return round_up(20 * self.num_stages, STAGE_ALIGN)
 
     @property
     def bytes_in_flight_per_sm(self) -> int:

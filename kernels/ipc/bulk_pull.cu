@@ -14,7 +14,8 @@
 //            entry barrier, where that is known. A tile is written and read by the async proxy, and the wait
 //            on full[s] orders the two.
 // Order      rank r asks peer r + 1, then r + 2: at any time each port serves about one reader.
-// Shared     dynamic: stages, NUM_STAGES x TILE_BYTES; static: full[NUM_STAGES], padded to 128 bytes.
+// Shared     dynamic: stages, NUM_STAGES x TILE_BYTES; static: full[], offset[], bytes[] of each, padded to
+//            128 bytes.
 // Compile    nvcc -arch=sm_90a -cubin -I../include -DTHREADS=128 -DUNROLL=4 -DTILE_BYTES=16384 -DNUM_STAGES=4
 //            -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512 -DSIGNAL_PADS_OFFSET=128 -DSIGNAL_EPOCHS_OFFSET=256
 //            -DSIGNAL_RECORDS_OFFSET=2304 -DSIGNAL_STEP_ENTRY=1 -DSIGNAL_STEP_EXIT=2 bulk_pull.cu
@@ -27,55 +28,57 @@ constexpr u32 DEFER = NUM_STAGES > 1;  // refill a stage one tile later: its sto
 
 extern __shared__ __align__(128) u8 stages[];
 __shared__ u64 full[NUM_STAGES];
+__shared__ u64 offset[NUM_STAGES];  // in dst, of the tile in a stage: noted when it is asked for
+__shared__ u32 bytes[NUM_STAGES];   // of that tile
 
 PTX_INLINE u32 stage_at(u32 s) { return smem_addr(stages) + s * TILE_BYTES; }
 PTX_INLINE u32 full_at(u32 s) { return smem_addr(full) + s * 8; }
 
-// The tiles of this CTA's slices of all peers' shards, one after the other.
-struct Cursor {
+// Goes over the tiles of this CTA's slices of all peers' shards.
+struct Request {
   const Gather& gather;
   u32 rank, turn;
   u64 at, end;  // offsets in dst
 
-  PTX_INLINE Cursor(const Gather& all, u32 own) : gather(all), rank(own), turn(0), at(0), end(0) { next(); }
-  PTX_INLINE u32 peer() const { return (rank + turn) % WORLD_SIZE; }
+  PTX_INLINE Request(const Gather& all, u32 own) : gather(all), rank(own), turn(0), at(0), end(0) { next(); }
   PTX_INLINE bool more() const { return turn < WORLD_SIZE; }
-  PTX_INLINE u32 bytes() const { return end - at < TILE_BYTES ? (u32)(end - at) : TILE_BYTES; }
   PTX_INLINE void next() {
     at += TILE_BYTES;
     while (at >= end && ++turn < WORLD_SIZE) {
-      const Slice body = body_of<16>(gather.dst[rank], slice_of(gather, peer()));
+      const u32 peer = (rank + turn) % WORLD_SIZE;
+      const Slice body = body_of<16>(gather.dst[rank], slice_of(gather, peer));
       at = body.begin, end = body.end;
     }
   }
 };
 
-PTX_INLINE void load_tile(u32 s, Cursor& request) {
-  mbarrier_arrive_expect_tx(full_at(s), request.bytes());
-  cp_async_bulk_shared_global(stage_at(s), request.gather.dst[request.peer()] + request.at, request.bytes(),
+PTX_INLINE void load_tile(u32 s, Request& tile) {
+  offset[s] = tile.at;
+  bytes[s] = tile.end - tile.at < TILE_BYTES ? (u32)(tile.end - tile.at) : TILE_BYTES;
+  mbarrier_arrive_expect_tx(full_at(s), bytes[s]);
+  cp_async_bulk_shared_global(stage_at(s), peer_dst(tile.gather, tile.rank, tile.turn) + tile.at, bytes[s],
                               full_at(s));
-  request.next();
+  tile.next();
 }
 
 PTX_INLINE void pull_bodies(const Gather& gather, u32 rank) {  // one thread
   u8* const dst = gather.dst[rank];
-  Cursor request(gather, rank);  // the next tile to ask for
+  Request request(gather, rank);  // the next tile to ask for
+  u32 asked = 0, s = 0, refill = 0, phase = 0;
 #pragma unroll 1
-  for (u32 s = 0; s < NUM_STAGES && request.more(); ++s) load_tile(s, request);
+  for (; asked < NUM_STAGES && request.more(); ++asked) load_tile(asked, request);
 
-  u32 s = 0, refill = 0, phase = 0;
-  bool first = true;
 #pragma unroll 1
-  for (Cursor tile(gather, rank); tile.more(); tile.next()) {
+  for (u32 stored = 0; stored < asked; ++stored) {
     wait_parity(full_at(s), phase);
-    cp_async_bulk_global_shared(dst + tile.at, stage_at(s), tile.bytes());
+    cp_async_bulk_global_shared(dst + offset[s], stage_at(s), bytes[s]);
     cp_async_bulk_commit_group();
-    if (request.more() && !(DEFER && first)) {
+    if (request.more() && stored >= DEFER) {
       cp_async_bulk_wait_group_read<DEFER>();  // all stores but this tile's have read their stage
       load_tile(refill, request);
+      ++asked;
       if (++refill == NUM_STAGES) refill = 0;
     }
-    first = false;
     if (++s == NUM_STAGES) s = 0, phase ^= 1;
   }
   cp_async_bulk_wait_group<0>();  // shared memory must outlive the stores that read it
