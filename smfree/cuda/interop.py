@@ -75,9 +75,12 @@ def _check_owner(device: Device, ptr: int, nbytes: int) -> None:
                 f"{nbytes} bytes at {ptr:#x} are not memory of {device.spec}; copy with device.asarray"
             )
         return
-    attribute = device.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    ordinal = int(device.calls("cuPointerGetAttribute", attribute, ptr, ptr=hex(ptr)))
-    if ordinal != device.ordinal:
+    # DEVICE_ORDINAL would say it outright, but some versions of the binding answer 0 for every device
+    # (NVIDIA/cuda-python#2752). Virtual and stream-ordered memory has no context (UCX: cuda_copy_md.c).
+    attribute = device.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT
+    context = int(device.calls("cuPointerGetAttribute", attribute, ptr, ptr=hex(ptr)))
+    if context not in (0, int(device.calls.context)):
         raise ArrayError(
-            f"the array lives on cuda:{ordinal}, this device is {device.spec}; copy it there first"
+            f"the array at {ptr:#x} lives in another context than that of {device.spec}, probably on another "
+            "GPU; copy it to this device first"
         )

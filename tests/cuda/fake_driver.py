@@ -83,6 +83,8 @@ class FakeDriver:
         self.fail: dict[str, Any] = {}
         self.log: list[tuple[str, tuple[Any, ...]]] = []
         self.memory: dict[int, Any] = {}
+        self.contexts: dict[int, int] = {}
+        """The context that cuPointerGetAttribute names for an address; 0 for others."""
         self.blocks_per_sm = 2
         self.maps: list[dict[str, Any]] = []
         self.version = 13000
@@ -153,7 +155,7 @@ class FakeDriver:
             "cuMemcpyBatchAsync": self._copy_batch,
             "cuStreamIsCapturing": lambda stream: (self.capturing,),
             "cuMemsetD8Async": lambda dst, byte, n, stream: (ctypes.memset(dst, byte, n), ())[1],
-            "cuPointerGetAttribute": lambda attribute, ptr: (0,),
+            "cuPointerGetAttribute": lambda attribute, ptr: (self.contexts.get(ptr, 0),),
             "cuOccupancyMaxActiveBlocksPerMultiprocessor": lambda f, threads, shared: (self.blocks_per_sm,),
             "cuOccupancyMaxActiveClusters": lambda f, config: (16,),
             "cuGetProcAddress": lambda *args: (ctypes.cast(self._encode, ctypes.c_void_p).value, 0),

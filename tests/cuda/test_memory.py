@@ -288,6 +288,21 @@ def test_garbage_found_during_a_call_is_freed_after_it(device: Device, fake: Fak
     assert fake.log[-1][0] == "cuMemFree" and not fake.memory
 
 
+def test_wrap_on_a_gpu_goes_by_the_context_not_by_the_ordinal(device: Device, fake: FakeDriver) -> None:
+    """Some versions of the binding give ordinal 0 for every device; memory without a context is taken."""
+    array = device.empty(4)
+
+    class Foreign:
+        __cuda_array_interface__ = array.__cuda_array_interface__
+
+    for context in (0, int(device.calls.context)):
+        fake.contexts[array.ptr] = context
+        assert device.wrap(Foreign()).ptr == array.ptr
+    fake.contexts[array.ptr] = 0x77
+    with pytest.raises(ArrayError, match="another context than that of cuda:0"):
+        device.wrap(Foreign())
+
+
 def test_wrap_refuses_another_device(device: Device, fake: FakeDriver) -> None:
     other = Device(FakeDriver(), 0, spec="cuda:1", is_emulated=False)
     with pytest.raises(ArrayError, match=r"belongs to another device"):
