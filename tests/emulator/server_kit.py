@@ -12,7 +12,7 @@ from smfree.emulator.server import NodeProcess, RemoteDriver, start
 from smfree.emulator.server.link import Link
 from tests.emulator.driver_kit import ok
 
-WAIT_LIMIT_S = 2.0
+WAIT_LIMIT_S = 1.0
 
 
 class Servers:
@@ -61,6 +61,7 @@ def child(function: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any,
         if process.is_alive():
             process.kill()
             process.join()
+        process.close()
 
 
 def told(connection: Connection, timeout_s: float = 30.0) -> Any:
