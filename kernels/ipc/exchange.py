@@ -31,6 +31,9 @@ class Exchange(Protocol):
     def check(self, what: str = "") -> None:
         """Raise PeerLost when a rank is gone, never wait."""
 
+    def fail(self, reason: str) -> None:
+        """Tell the others that this process's ranks have failed: they get PeerLost with the reason."""
+
     def send_fd(self, peer: int, descriptor: int, what: str) -> None:
         """Give a file descriptor to another rank's process."""
 
@@ -57,6 +60,10 @@ class InProcess:
         """Nothing: everybody lives."""
         del what
 
+    def fail(self, reason: str) -> None:
+        """Nothing: nobody else has to know."""
+        del reason
+
     def send_fd(self, peer: int, descriptor: int, what: str) -> None:
         raise GroupError(f"{what}: ranks of one process share memory without file descriptors")
 
@@ -72,6 +79,7 @@ class Joined:
         self.world_size = int(rendezvous.world_size)
         self.ranks = (int(rendezvous.rank),)
         self.check = rendezvous.check
+        self.fail = rendezvous.close
         self.barrier = rendezvous.barrier
         self.send_fd = rendezvous.send_fd
         self.recv_fd = rendezvous.recv_fd

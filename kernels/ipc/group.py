@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -26,13 +25,14 @@ import numpy as np
 from kernels.common import check_whole
 from kernels.ipc.errors import GroupError
 from kernels.ipc.exchange import Exchange, InProcess, Joined, agree
+from kernels.ipc.heap import rounded
 from kernels.ipc.pool import Pool
 from kernels.ipc.reach import enable_access, group_path
 from kernels.ipc.signals import SignalLayout
 from kernels.ipc.slabs import Backing, Slabs, make_first
 from kernels.ipc.symmetric import Symmetric
-from kernels.ipc.wait import wait
-from smfree.cuda import Capabilities, CudaHostError, Device, DeviceArray, HostBuffer, Stream
+from kernels.ipc.wait import GRACE_S, wait
+from smfree.cuda import Capabilities, Device, DeviceArray, HostBuffer, Stream
 from smfree.ranks.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Group:
             agree(exchange, "growing the pool", f"{nbytes} bytes")
             return make_first(self.members, exchange, nbytes, self._backing)
 
-        self.pool = Pool(pool_bytes + self.layout.pad_bytes, make)
+        self.pool = Pool(rounded(self.layout.pad_bytes) + rounded(pool_bytes), make)
         self.direct_reason: str | None = access or self.pool.direct_reason
         """Why GPUs cannot use the peers' memory (then ``staged`` is the way that is left); None: they can."""
         self._signals = Symmetric(
@@ -175,7 +175,7 @@ class Group:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close(error)
 
     def __repr__(self) -> str:
         return f"Group({self.world_size} ranks, here {[member.rank for member in self.members]})"
@@ -282,15 +282,25 @@ class Group:
         wait(self, timeout_s)
 
     def close(self) -> None:
-        """Wait for the members' work (not when the group has failed), close the peers' memory, free the own
-        one, destroy the streams. Twice is fine. Devices and rendezvous stay open."""
+        """Wait for the members' work, close the peers' memory, free the own one, destroy the streams.
+
+        Collective; twice is fine. Devices and rendezvous stay open. Raises, after all that, what the wait
+        did. Leaving a ``with`` block by an error tells the peers, waits a few seconds at most, and raises it.
+        """
+        self._close(None)
+
+    def _close(self, error: BaseException | None) -> None:
         if self._closed:
             return
-        self._closed = True
+        failure: Exception | None = None
         if self.failed is None:
-            for member in self.members:
-                with suppress(CudaHostError):  # whoever synchronises the device is told
-                    member.stream.synchronize()
+            if error is not None:
+                self.exchange.fail(f"{type(error).__name__}: {error}")
+            try:
+                wait(self, None if error is None else GRACE_S)
+            except Exception as late:
+                failure = late
+        self._closed = True
         if self.staging is not None:
             self.staging.close()
         self.pool.close()
@@ -298,6 +308,8 @@ class Group:
             block.free()
         for member in self.members:
             member.close()
+        if failure is not None and error is None:
+            raise failure
 
     def _new_control(self, member: Member) -> DeviceArray:
         """Signals that nobody has given yet."""

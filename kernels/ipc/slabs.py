@@ -21,7 +21,7 @@ from typing import Protocol
 from kernels.ipc.errors import GroupError
 from kernels.ipc.exchange import Exchange, together
 from kernels.ipc.multicast_slab import add_multicast
-from smfree.cuda import CudaHostError, Device, DeviceArray
+from smfree.cuda import CudaHostError, Device, DeviceArray, ipc
 from smfree.cuda.multicast import multicast_unavailable
 from smfree.cuda.vmm import PhysicalMemory, vmm_unavailable
 
@@ -153,8 +153,6 @@ def _peer(slabs: Slabs, seats: Sequence[Seat], exchange: Exchange) -> None:
 
 def _ipc(slabs: Slabs, seats: Sequence[Seat], exchange: Exchange) -> None:
     """An allocation in each process, whose handle every peer opens once."""
-    from smfree.cuda import ipc  # until it is there
-
     (seat,) = seats
     slabs.multicast_reason = f"the slabs are plain allocations ({slabs.reason})"
 

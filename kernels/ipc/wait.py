@@ -4,6 +4,10 @@ A kernel that polls for a peer also polls its own abort word. The host writes th
 stream, which runs while the kernel does; the kernel notes for whom it waited and returns. Waits in the stream
 itself (the copy engines') are let go by writing what they wait for. Then the streams run empty, the notes are
 read, and the error names them. The group is of no further use: its ranks are out of step.
+
+Copies that waited for a peer start when they are let go, so the peer's dst may change while it still uses it.
+The peers are told before that, and nothing is right until ``group.wait`` has returned: it looks for failed
+peers once more after the last stream has run empty.
 """
 
 from __future__ import annotations
@@ -63,27 +67,34 @@ def wait(group: Group, timeout_s: float | None) -> None:
             for stream in streams:
                 stream.synchronize()
         elif not _drained(streams, timeout_s, lambda: group.exchange.check(f"group.wait: {what}")):
-            waits, stuck = give_up(group)
-            raise CollectiveTimeout(
-                f"{what} did not end within {timeout_s} s: {_shown(waits, stuck)}. See what the ranks waited "
-                "for are doing: every rank makes the same calls in the same order",
-                waits,
-            )
+            raise _timeout(group, f"{what} did not end within {timeout_s:g} s")
+        group.exchange.check(f"group.wait: {what}")
     except PeerLost as error:
-        waits, stuck = give_up(group)
-        group.failed = PeerLost(f"{error} Here {what} was given up: {_shown(waits, stuck)}", error.ranks)
+        waits, stuck = _give_up(group, f"{what}: {error}")
+        group.failed = PeerLost(f"{error}; {what} was given up: {_shown(waits, stuck)}", error.ranks)
         raise group.failed from error
     except Exception as error:
         group.failed = error
+        group.exchange.fail(str(error))
         raise
     for stream in streams:
         stream.settled()
     group.calls.clear()
 
 
-def give_up(group: Group) -> tuple[list[PeerWait], list[int]]:
+def _timeout(group: Group, what: str) -> CollectiveTimeout:
+    waits, stuck = _give_up(group, what)
+    return CollectiveTimeout(
+        f"{what}: {_shown(waits, stuck)}. Look at what the ranks that were waited for are doing: every rank "
+        "makes the same calls in the same order",
+        waits,
+    )
+
+
+def _give_up(group: Group, reason: str) -> tuple[list[PeerWait], list[int]]:
     """Make the local ranks end what they do; for whom they waited, and which ranks did not end even so."""
     on_streams = [found for member in group.members for found in _stream_waits(group, member)]
+    group.exchange.fail(reason)
     for member in group.members:
         _release(group, member)
     stuck = [
