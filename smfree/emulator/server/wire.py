@@ -189,7 +189,7 @@ def decode(control: bytes | bytearray, bulk: memoryview) -> Any:
         value = reader.value(0)
     except WireError:
         raise
-    except (struct.error, IndexError, UnicodeDecodeError, ValueError, TypeError, OverflowError) as error:
+    except (struct.error, IndexError, ValueError, TypeError, OverflowError, AttributeError) as error:
         raise WireError(f"the message is malformed: {error}") from None
     if reader.at != len(control) or reader.bulk_at != bulk.nbytes:
         raise WireError("the message is longer than its value")
