@@ -7,7 +7,7 @@ import pytest
 from cuda.bindings import driver as cuda
 
 from smfree.emulator.driver import Driver
-from tests.emulator.driver_kit import ok, open_driver, refused, word_at
+from tests.emulator.driver_kit import FakeExecutor, launch, load, ok, open_driver, ptx, refused, word_at
 
 P = cuda.CUpointer_attribute
 
@@ -268,3 +268,27 @@ def test_address_range_gives_base_and_size() -> None:
     base, size = ok(driver.cuMemGetAddressRange(int(pointer) + 999))
     assert (int(base), size) == (int(pointer), 1000)
     refused(driver, driver.cuMemGetAddressRange(int(pointer) + 1000), "NOT_FOUND")
+
+
+def test_freeing_waits_for_the_device_unless_the_memory_is_stream_ordered() -> None:
+    """cuMemFree does not synchronise for memory of cuMemAllocAsync: its users must have ended."""
+    executor = FakeExecutor(100_000)
+    driver = open_driver(executor=executor)
+    plain, ordered = ok(driver.cuMemAlloc(64)), ok(driver.cuMemAllocAsync(64, 0))
+    ok(launch(driver, load(driver, ptx())))
+    ok(driver.cuMemFree(ordered))
+    assert executor.calls == []
+    ok(driver.cuMemFree(plain))
+    assert len(executor.calls) == 1
+    late = ok(driver.cuMemAllocAsync(64, 0))
+    ok(driver.cuMemsetD8Async(late, 1, 64, 0))
+    ok(driver.cuMemFree(late))
+    refused(driver, driver.cuCtxSynchronize(), "ILLEGAL_ADDRESS", "freed allocation", "cuMemAllocAsync")
+
+
+def test_variables_of_a_module_cannot_be_freed() -> None:
+    driver = open_driver()
+    module = ok(driver.cuModuleLoadData(ptx(variables=".visible .global .b32 table[4];")))
+    address, _ = ok(driver.cuModuleGetGlobal(module, b"table"))
+    refused(driver, driver.cuMemFree(address), "INVALID_VALUE", "a module's variable", "unload the module")
+    ok(driver.cuModuleUnload(module))

@@ -74,7 +74,8 @@ class MemoryCalls(DriverBase):
         address = int(dptr)
         if address:
             context = self._holder(address)
-            self._synchronize(context)
+            if context.allocations.get(address) is not AllocationKind.STREAM_ORDERED:
+                self._synchronize(context)
             self._free(context, address)
 
     def _holder(self, address: int) -> Context:
@@ -95,6 +96,8 @@ class MemoryCalls(DriverBase):
         found = context.device.memory.allocation_of(address)
         if found is not None and found.owner is not self.process:
             raise invalid(f"{address:#x} is in {found} of {found.owner}; only that process may free it")
+        if context.allocations.get(address) is AllocationKind.VARIABLE:
+            raise invalid(f"{address:#x} is {found}, {AllocationKind.VARIABLE}; unload the module instead")
         export = context.exports.get(address)
         if export is not None and export.imports:
             users = " and ".join(str(opened.context) for opened in export.imports)
