@@ -11,6 +11,7 @@ import numpy as np
 from smfree.emulator.bytespace import ByteSpace, Report, TypedBytes, fault, raise_finding
 from smfree.emulator.host_memory import HostMemory
 from smfree.emulator.inflight import InFlight
+from smfree.emulator.strong import StrongLog
 
 _GRANULE = 256
 RED_ZONE_BYTES = 256
@@ -85,6 +86,7 @@ class Allocator(ByteSpace):
         self.allocated_bytes = 0
         self.report = report
         self.in_flight = InFlight()
+        self.strong = StrongLog()
         self.host = host or HostMemory()
         reserve = -(-(capacity_bytes + (64 << 20)) // (1 << 20)) << 20
         while True:

@@ -207,7 +207,9 @@ class Clock:
         arrived = first + nbytes / self.profile.cluster.bytes_per_cycle
         return sent + latency, np.maximum(arrived, sent) + latency
 
-    def _tma_pass(self, tma: TmaSpec, sm: I8, t: F8, nbytes: I8, requests: I8, latency: F8) -> tuple[F8, F8]:
+    def _tma_pass(
+        self, tma: TmaSpec, sm: I8, t: F8, nbytes: F8 | I8, requests: I8, latency: F8
+    ) -> tuple[F8, F8]:
         """When each copy's first byte enters the memory system and its last byte has left the TMA unit.
 
         A copy holds the unit for its bytes or its requests, whichever takes longer; the last request's own
@@ -229,7 +231,7 @@ class Clock:
         return done - work, done
 
     def tma_out(
-        self, sm: I8, t: F8, nbytes: I8, latency: F8 | float, *, tensor: bool
+        self, sm: I8, t: F8, nbytes: F8 | I8, latency: F8 | float, *, tensor: bool
     ) -> tuple[F8, F8, float]:
         """The same for one bulk copy each, and the engine's start-up, which every copy pays besides."""
         tma = self._require_tma()

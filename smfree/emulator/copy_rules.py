@@ -111,11 +111,11 @@ class CopyRules(CopyTracker):
         """The bytes inside the tensor must be allocated memory."""
         span = mover.envelope()
         if span is not None:
-            home = self.memory.allocation_of(span[0])
+            home = mover.memory.allocation_of(span[0])
             if home is None or span[1] > home.end:
                 lo, hi = mover.row_ranges(np.arange(mover.boxes))
                 for start, end in zip(lo.tolist(), hi.tolist(), strict=True):
-                    self.memory.check_range(start, end - start, f"tensor copy through {mover.tensor}")
+                    mover.memory.check_range(start, end - start, f"tensor copy through {mover.tensor}")
         if self.flag_outside:
             outside = mover.wholly_outside()
             if outside.any():

@@ -93,8 +93,9 @@ class CopyGroups:
         read: bool = False,
         found: list[tuple[PendingCopies, np.ndarray]] | None = None,
     ) -> np.ndarray:
-        """float64[n]: latest ``complete_at`` (``read_at``) of such copies, by when the issuer knows; -inf where
-        there is none.
+        """float64[n]: latest ``complete_at`` (``read_at``) of such copies, by when their issuer knows.
+
+        -inf where there is none.
 
         ``found``: what :meth:`covered` answers, where it was asked already.
         """

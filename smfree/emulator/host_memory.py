@@ -13,7 +13,18 @@ from functools import cached_property
 
 import numpy as np
 
-from smfree.emulator.bytespace import SHIFT, ByteSpace, TypedBytes, as_addresses, as_elements, as_words, fault
+from smfree.emulator.bytespace import (
+    SHIFT,
+    WRITTEN,
+    ByteSpace,
+    TypedBytes,
+    as_addresses,
+    as_elements,
+    as_words,
+    fault,
+)
+from smfree.emulator.inflight import InFlight
+from smfree.emulator.strong import StrongLog
 
 _ALIGN = 32
 """The widest access; views start and end at multiples of it, which never leaves a page."""
@@ -45,8 +56,51 @@ class HostRange:
         length = -(-self.end // _ALIGN) * _ALIGN - self.base
         return TypedBytes(np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(self.base)))
 
+    @cached_property
+    def window(self) -> HostWindow:
+        """The range as an asynchronous copy sees it."""
+        return HostWindow(self)
+
     def __str__(self) -> str:
         return f"host memory [0x{self.address:x}, 0x{self.end:x}) of {self.nbytes} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A host range in the place of an allocation: every byte counts as written."""
+
+    end: int
+    full: bool = True
+
+
+class HostWindow(ByteSpace):
+    """One range as the global side of asynchronous copies: bytes at ``base``, ranges in flight."""
+
+    def __init__(self, whole: HostRange) -> None:
+        self.range = whole
+        self.name = str(whole)
+        self.base = whole.base
+        self._bytes = whole.bytes
+        self.data = whole.bytes.raw
+        self.in_flight = InFlight()
+
+    def allocation_of(self, address: int) -> Whole | None:
+        """The whole range, where it contains the address."""
+        return Whole(self.range.end) if self.range.address <= address < self.range.end else None
+
+    def check_ranges(self, addr: np.ndarray, nbytes: np.ndarray, what: str) -> Whole:
+        """The router has looked."""
+        return Whole(self.range.end)
+
+    def span(self, address: int, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Views of [address, address + nbytes) and of as many written marks."""
+        at = address - self.base
+        return self.data[at : at + nbytes], np.full(nbytes, WRITTEN, np.uint8)
+
+    def load(self, addr: np.ndarray, elem_bytes: int, elems: int = 1) -> np.ndarray:
+        size = elem_bytes * elems
+        words = self._bytes.take((as_addresses(addr) - self.base) >> SHIFT[size], size)
+        return as_elements(words, len(addr), elem_bytes, elems)
 
 
 class HostMemory(ByteSpace):
@@ -56,6 +110,7 @@ class HostMemory(ByteSpace):
 
     def __init__(self) -> None:
         self.ranges: dict[int, HostRange] = {}
+        self.strong = StrongLog()
         self._placed: dict[tuple[object, int], tuple[int, int]] = {}
 
     def allocate(self, nbytes: int, flags: int, process: object = None) -> HostRange:

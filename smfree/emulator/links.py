@@ -175,11 +175,11 @@ class Links:
         for member in members:
             self._add(self.traffic[member].nvlink, payload, whole, sent=False)
         if not self.clocked:
-            return [t_ns for _ in members]
+            return [t_ns] * len(members)
         work = wire / link.gbps
         out, into = self._out[Path.NVLINK], self._into[Path.NVLINK]
         sent = out.serve(np.full(len(t_ns), src), t_ns, work)
-        arrivals = []
+        arrivals: list[F8] = []
         for member in members:
             taken = into.serve(np.full(len(t_ns), member), sent - work, work)
             arrivals.append(np.maximum(sent, taken) + link.latency_ns)

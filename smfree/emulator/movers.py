@@ -8,9 +8,13 @@ import numpy as np
 
 from smfree.emulator.bytespace import SHIFT, WRITTEN, Report, blocks
 from smfree.emulator.errors import MemoryFault
+from smfree.emulator.host_memory import HostWindow
 from smfree.emulator.memory import GlobalMemory
 from smfree.emulator.reductions import Reduction
 from smfree.emulator.shared import SharedMemory
+
+FarMemory = GlobalMemory | HostWindow
+"""The global side of an asynchronous copy."""
 
 
 class Mover(ABC):
@@ -60,7 +64,7 @@ class LaneMover(Mover):
 
     def __init__(
         self,
-        memory: GlobalMemory,
+        memory: FarMemory,
         shared: SharedMemory,
         dst: np.ndarray,
         src: np.ndarray,
@@ -130,8 +134,8 @@ class BulkMover(Mover):
 
     def __init__(
         self,
-        source: GlobalMemory | SharedMemory,
-        target: GlobalMemory | SharedMemory,
+        source: FarMemory | SharedMemory,
+        target: FarMemory | SharedMemory,
         dst: np.ndarray,
         src: np.ndarray,
         sizes: np.ndarray,
@@ -150,7 +154,7 @@ class BulkMover(Mover):
     def check_global(self, report: Report, what: str) -> None:
         """Somebody has written every global byte that the copy reads."""
         memory, start_of = (self.source, self.src) if self.reduction is None else (self.target, self.dst)
-        assert isinstance(memory, GlobalMemory)
+        assert not isinstance(memory, SharedMemory)
         for i, (start, size) in enumerate(zip(start_of.tolist(), self.sizes.tolist(), strict=True)):
             home = memory.allocation_of(start)
             if home is not None and not home.full:
@@ -229,7 +233,7 @@ class BulkMover(Mover):
                     self.target.note_written(home, len(block))
 
     def publish(self, which: np.ndarray) -> None:
-        if isinstance(self.target, GlobalMemory):
+        if not isinstance(self.target, SharedMemory):
             return
         sizes = self.sizes[which]
         for size in np.unique(sizes).tolist():

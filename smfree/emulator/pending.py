@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from smfree.emulator.bytespace import AWAITS_COPY, Report, as_addresses, raise_f
 from smfree.emulator.errors import CopyFault
 from smfree.emulator.inflight import Claim
 from smfree.emulator.memory import GlobalMemory
-from smfree.emulator.movers import Mover
+from smfree.emulator.movers import FarMemory, Mover
 from smfree.emulator.shared import SharedMemory
 from smfree.emulator.tensor_mover import TensorMover
 from smfree.emulator.tensormap import MAP_BYTES, TensorMap
@@ -108,7 +109,7 @@ class PendingCopies:
         if key is not None:
             self._phase = engine.barriers.phase(key)  # at issue
             self._late = np.zeros(n, bool)  # that phase had completed when the bytes landed
-        self._claims: list[Claim] = []
+        self._claims: list[tuple[FarMemory, Claim]] = []
 
     def __len__(self) -> int:
         return len(self.dst)
@@ -210,11 +211,22 @@ class CopyTracker:
         name_issuer: Callable[[int], str] = lambda issuer: f"lane {issuer}",
         flag_outside: bool = False,
     ) -> None:
-        self.memory, self.shared, self.barriers, self.report = global_memory, shared, barriers, report
+        self.memory: FarMemory = global_memory
+        self.maps_memory = global_memory
+        self.shared, self.barriers, self.report = shared, barriers, report
         self.name_issuer, self.flag_outside = name_issuer, flag_outside
         self._live: list[PendingCopies] = []
         self._maps: dict[bytes, TensorMap] = {}
         shared.copy_at, shared.cure_at = self._copy_at, self._cure_at
+
+    @contextmanager
+    def copying(self, memory: FarMemory) -> Iterator[None]:
+        """What is issued meanwhile has its global side in this memory instead of the device's own."""
+        own, self.memory = self.memory, memory
+        try:
+            yield
+        finally:
+            self.memory = own
 
     def _claim(
         self, batch: PendingCopies, addr: np.ndarray, nbytes: np.ndarray | int, *, writes: bool
@@ -257,8 +269,7 @@ class CopyTracker:
 
             lo, hi = int(maps.min()), int(maps.max()) + MAP_BYTES
             claim = Claim(lo, hi, map_ranges, False, lambda _: "", verdict=verdict)
-            self.memory.in_flight.add(claim)
-            batch._claims.append(claim)
+            self._enter(batch, claim, self.maps_memory)
 
     def _add_claim(
         self,
@@ -274,33 +285,37 @@ class CopyTracker:
             return batch.describe(int(exact[0]) if len(exact) else int(np.argmin(batch.done)))
 
         claim = Claim(lo, hi, ranges, writes, name, reduces=batch.kind.reduces)
-        self.memory.in_flight.add(claim)
-        batch._claims.append(claim)
+        self._enter(batch, claim, self.memory)
+
+    @staticmethod
+    def _enter(batch: PendingCopies, claim: Claim, memory: FarMemory) -> None:
+        memory.in_flight.add(claim)
+        batch._claims.append((memory, claim))
 
     def _sources_read(self, batch: PendingCopies, which: np.ndarray) -> None:
         if batch.kind.from_shared:
             for size, part in by_size(batch.nbytes[which]):
                 self.shared.use_source(batch.src[which[part]], size, -1)
         if batch.read.all():
-            for claim in [c for c in batch._claims if not c.writes]:
-                self._drop(batch, claim)
-        for claim in batch._claims:
+            self._drop(batch, [c for c in batch._claims if not c[1].writes])
+        for _, claim in batch._claims:
             claim.changed()
 
     def _finished(self, batch: PendingCopies) -> None:
         if batch.kind.reduces and batch.kind.to_shared:
             self._close_again()
         if batch.done.all():
-            for claim in list(batch._claims):
-                self._drop(batch, claim)
-        for claim in batch._claims:
+            self._drop(batch, list(batch._claims))
+        for _, claim in batch._claims:
             claim.changed()
         if batch.open == 0 and batch in self._live:
             self._live.remove(batch)
 
-    def _drop(self, batch: PendingCopies, claim: Claim) -> None:
-        batch._claims.remove(claim)
-        self.memory.in_flight.remove(claim)
+    @staticmethod
+    def _drop(batch: PendingCopies, entries: list[tuple[FarMemory, Claim]]) -> None:
+        for entry in entries:
+            batch._claims.remove(entry)
+            entry[0].in_flight.remove(entry[1])
 
     def _close_again(self) -> None:
         """Reductions in flight may share bytes: those that another one still writes stay closed."""

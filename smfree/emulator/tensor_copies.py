@@ -7,6 +7,7 @@ import numpy as np
 from smfree.emulator.bytespace import as_addresses
 from smfree.emulator.copy_rules import CopyRules, strict
 from smfree.emulator.errors import CopyFault, Unsupported
+from smfree.emulator.memory import GlobalMemory
 from smfree.emulator.pending import CopyKind, PendingCopies
 from smfree.emulator.reductions import GLOBAL_TYPES, Reduction, of_map
 from smfree.emulator.tensor_boxes import BoxRows, box_rows
@@ -34,13 +35,14 @@ class TensorCopies(CopyRules):
         key: np.ndarray,
         *,
         maps: TensorMap | None = None,
+        in_memory: bool | None = None,
         label: str = "",
     ) -> PendingCopies:
         """``cp.async.bulk.tensor.Nd.shared.global.tile``: dst flat shared.
 
         ``map_addr`` int64[n]: global addresses of the maps, all with the same content; or pass ``maps``,
-        the decoded map (one in .param space), and ``map_addr`` serves reports only. Elements outside the
-        tensor are filled and count in complete_tx.
+        the decoded map, and ``map_addr`` serves reports, and the claim on it if it is ``in_memory``.
+        Elements outside the tensor are filled and count in complete_tx.
         """
         dst, map_addr = as_addresses(dst), as_addresses(map_addr)
         coords = np.asarray(coords, np.int64)
@@ -48,7 +50,9 @@ class TensorCopies(CopyRules):
         self._tensor_rules(tensor, dst, coords, "destination", store=False)
         self._live_barrier(key)
         sizes = np.full(len(dst), tensor.box_bytes)
-        mover = TensorMover(self.memory, self.shared, tensor, box_rows(tensor, coords), dst, loads=True)
+        mover = TensorMover(
+            self._tensor_home(), self.shared, tensor, box_rows(tensor, coords), dst, loads=True
+        )
         self._tensor_bounds(mover)
         mover.check_global(self.report, "cp.async.bulk.tensor")
         span = mover.envelope()
@@ -69,7 +73,9 @@ class TensorCopies(CopyRules):
             coords=coords,
             label=label,
         )
-        self._claim_rows(batch, mover, writes=False, in_memory=maps is None)
+        self._claim_rows(
+            batch, mover, writes=False, in_memory=maps is None if in_memory is None else in_memory
+        )
         self._live.append(batch)
         return batch
 
@@ -83,6 +89,7 @@ class TensorCopies(CopyRules):
         op: str | None = None,
         group: np.ndarray | None = None,
         maps: TensorMap | None = None,
+        in_memory: bool | None = None,
         label: str = "",
     ) -> PendingCopies:
         """``cp{.reduce}.async.bulk.tensor.Nd.global.shared::cta.tile.bulk_group``: src flat shared.
@@ -101,7 +108,7 @@ class TensorCopies(CopyRules):
         rows = box_rows(tensor, coords)
         self._whole_units(tensor, rows, coords)
         mover = TensorMover(
-            self.memory, self.shared, tensor, rows, src, loads=False, reduction=reduction
+            self._tensor_home(), self.shared, tensor, rows, src, loads=False, reduction=reduction
         )  # fmt: skip
         self._tensor_bounds(mover)
         if reduction is not None:
@@ -115,7 +122,9 @@ class TensorCopies(CopyRules):
         batch = PendingCopies(
             self, kind, issuer, map_addr, src, sizes, mover, group=group, coords=coords, label=label
         )
-        self._claim_rows(batch, mover, writes=True, in_memory=maps is None)
+        self._claim_rows(
+            batch, mover, writes=True, in_memory=maps is None if in_memory is None else in_memory
+        )
         self._live.append(batch)
         return batch
 
@@ -134,12 +143,21 @@ class TensorCopies(CopyRules):
                 )
             )
 
+    def _tensor_home(self) -> GlobalMemory:
+        if not isinstance(self.memory, GlobalMemory):
+            raise Unsupported(
+                f"a tensor in {self.memory.name} is not modelled; copy it to the device, or use plain bulk "
+                "copies",
+                rule="unsupported.host_memory",
+            )
+        return self.memory
+
     def _map_in_memory(self, map_addr: np.ndarray) -> TensorMap:
         self._aligned(map_addr, 64, "tensor map")
         starts = np.unique(map_addr).tolist()
         for start in starts:
-            self.memory.check_range(start, MAP_BYTES, "tensor map")
-        found = [self.tensor_map(self.memory.read(start, MAP_BYTES)) for start in starts]
+            self.maps_memory.check_range(start, MAP_BYTES, "tensor map")
+        found = [self.tensor_map(self.maps_memory.read(start, MAP_BYTES)) for start in starts]
         if any(other != found[0] for other in found[1:]):
             raise Unsupported(
                 "lanes of one instruction use different tensor maps; split the issue", rule="tensormap"

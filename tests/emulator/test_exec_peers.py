@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
 
+from smfree.emulator.address_space import Mapping, MappingKind
 from smfree.emulator.errors import MemoryFault
 from smfree.emulator.exec.launch import LaunchResult, run
 from smfree.emulator.memory import GlobalMemory
 from smfree.emulator.node import Node
 from smfree.emulator.process import Context
-from tests.emulator.exec_kit import UNTIMED, every_schedule, kernel, report
+from smfree.emulator.strong import Shape, StrongLog
+from tests.emulator.exec_kit import every_schedule, kernel, report
 
 TILE = ".shared .align 128 .b8 tile[1024];\n.shared .align 8 .b64 full;"
 
@@ -129,4 +130,280 @@ def test_bounds_of_a_peers_allocation() -> None:
         pair.run(COPY, dst, src, block=40)
 
 
-_ = (Any, UNTIMED, TILE)
+def mapped(pair: Pair, backing: int, nbytes: int, users: set[int] | None, kind: MappingKind) -> int:
+    """An address at which the process has memory of device 1 mapped."""
+    device, space = pair.node.devices[1], pair.process.space
+    start = space.fresh(nbytes)
+    space.map(Mapping(start, nbytes, kind, device.memory, backing, device, users, "shard"))
+    return start
+
+
+@pytest.mark.parametrize("kind", [MappingKind.IPC, MappingKind.VMM])
+def test_a_mapping_leads_to_the_peers_memory(kind: MappingKind) -> None:
+    pair = Pair(access=kind is MappingKind.IPC)
+    behind = pair.put(pair.peer, np.zeros(64, np.uint32))
+    dst = mapped(pair, behind + 128, 128, {0} if kind is MappingKind.VMM else None, kind)
+    counters = pair.run(COPY, dst, pair.put(pair.own, words(32))).counters
+    assert (pair.read(pair.peer, behind, 64) == [*[0] * 32, *range(1, 33)]).all()
+    assert counters.peer_store_bytes == 128
+
+
+def test_a_mapping_without_access_and_past_its_end() -> None:
+    pair = Pair()
+    src, behind = pair.put(pair.own, words(40)), pair.put(pair.peer, words(64))
+    dst = mapped(pair, behind, 128, {1}, MappingKind.VMM)
+    with report("device 0 has no access", "'shard'", "device 1", "cuMemSetAccess", rule="memory.no_access"):
+        pair.run(COPY, dst, src)
+    dst = mapped(pair, behind, 128, {0}, MappingKind.VMM)
+    with report("store", "'shard'", "thread 32", rule="memory.bounds"):
+        pair.run(COPY, dst, src, block=40)
+
+
+# ---------------------------------------------------------------------------------------- what orders what
+
+MESSAGE = """
+mul.wide.u32 %rd4, %r2, 4;
+add.s64 %rd5, %rd1, %rd4;
+add.s64 %rd6, %rd0, %rd4;
+setp.ne.u32 %p1, %r3, 0;
+@%p1 bra CONSUMER;
+SEND
+bra DONE;
+CONSUMER:
+ld.acquire.sys.global.u32 %r11, [%rd2];
+setp.eq.u32 %p3, %r11, 0;
+@%p3 bra CONSUMER;
+ld.global.u32 %r12, [%rd5];
+st.global.u32 [%rd6], %r12;
+DONE:
+"""
+"""CTA 0 sends 32 words and a flag to device 1, CTA 1 of the same device waits for the flag there."""
+
+STORES = """
+add.u32 %r10, %r2, 1;
+st.global.u32 [%rd5], %r10;
+bar.sync 0;
+setp.ne.u32 %p2, %r2, 0;
+@%p2 bra DONE;
+FLAG"""
+RELEASES = {
+    "st.release": "st.release.sys.global.u32 [%rd2], 1;",
+    "fence": "fence.acq_rel.sys;\nst.relaxed.sys.global.u32 [%rd2], 1;",
+    "membar": "membar.sys;\nst.volatile.global.u32 [%rd2], 1;",
+    "fence.gpu": "fence.acq_rel.gpu;\nst.relaxed.sys.global.u32 [%rd2], 1;",
+    "red.release": "red.release.sys.global.add.u32 [%rd2], 1;",
+    "atom.acq_rel": "atom.acq_rel.sys.global.add.u32 %r13, [%rd2], 1;",
+}
+UNORDERED = {
+    "st.relaxed": "st.relaxed.sys.global.u32 [%rd2], 1;",
+    "fence.cta": "fence.acq_rel.cta;\nst.relaxed.sys.global.u32 [%rd2], 1;",
+}
+
+
+def message(schedule: str, send: str, seed: int = 0, shared: str = "") -> np.ndarray:
+    """The 32 words that the consumer saw."""
+    pair = Pair(schedule, seed)
+    data, flag = pair.put(pair.peer, np.zeros(32, np.uint32)), pair.put(pair.peer, np.zeros(1, np.uint32))
+    out = pair.put(pair.own, np.zeros(32, np.uint32))
+    pair.run(MESSAGE.replace("SEND", send), out, data, flag, grid=2, shared=shared)
+    return pair.read(pair.own, out, 32)
+
+
+@every_schedule
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_release_makes_the_data_land_before_the_flag(schedule: str, release: str) -> None:
+    assert (message(schedule, STORES.replace("FLAG", RELEASES[release])) == words(32)).all()
+
+
+@pytest.mark.parametrize("flag", UNORDERED)
+def test_without_a_release_the_flag_may_land_first(flag: str) -> None:
+    assert (message("async-latest", STORES.replace("FLAG", UNORDERED[flag])) == 0).all()
+    found = [message("random", STORES.replace("FLAG", UNORDERED[flag]), seed) for seed in range(8)]
+    assert any((seen != words(32)).any() for seen in found)
+
+
+BULK = """
+add.u32 %r10, %r2, 1;
+mov.u32 %r20, tile;
+shl.b32 %r21, %r2, 2;
+add.u32 %r21, %r21, %r20;
+st.shared.u32 [%r21], %r10;
+fence.proxy.async.shared::cta;
+bar.sync 0;
+setp.ne.u32 %p2, %r2, 0;
+@%p2 bra DONE;
+cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r20], 128;
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_groupREAD 0;
+st.release.sys.global.u32 [%rd2], 1;
+"""
+
+
+@every_schedule
+def test_a_bulk_store_has_landed_when_its_group_was_waited_for(schedule: str) -> None:
+    # PTX ISA, "Async Proxy": an implicit fence follows completion, so the release needs no proxy fence.
+    assert (message(schedule, BULK.replace("READ", ""), shared=TILE) == words(32)).all()
+
+
+def test_a_release_does_not_wait_for_a_bulk_store() -> None:
+    with report(
+        "load reads 4 bytes", "cp.async.bulk store of 128 bytes", "thread 0 of device 0", "has yet to write",
+        "wait_group, not .read", "CTA 1", rule="copy.race",
+    ):  # fmt: skip
+        message("async-latest", BULK.replace("READ", ".read"), shared=TILE)
+
+
+@every_schedule
+def test_stores_to_one_word_land_in_order_and_are_read_back(schedule: str) -> None:
+    pair = Pair(schedule)
+    word, out = pair.put(pair.peer, np.zeros(32, np.uint32)), pair.put(pair.own, np.zeros(32, np.uint32))
+    body = """
+    mul.wide.u32 %rd4, %r2, 4;
+    add.s64 %rd5, %rd1, %rd4;
+    st.global.u32 [%rd5], 1;
+    st.global.u32 [%rd5], 2;
+    ld.global.u32 %r10, [%rd5];
+    st.global.u16 [%rd5], %h1;
+    st.global.u32 [%rd3], %r10;
+    """
+    pair.run("mov.u16 %h1, 7;" + body, out, word)
+    assert (pair.read(pair.own, out, 32) == 2).all()
+    assert (pair.read(pair.peer, word, 32) == 7).all()
+
+
+@every_schedule
+def test_another_thread_of_the_cta_reads_it_after_a_barrier(schedule: str) -> None:
+    pair = Pair(schedule)
+    word, out = pair.put(pair.peer, np.zeros(64, np.uint32)), pair.put(pair.own, np.zeros(64, np.uint32))
+    body = """
+    mul.wide.u32 %rd4, %r2, 4;
+    add.s64 %rd5, %rd1, %rd4;
+    add.u32 %r10, %r2, 1;
+    st.global.u32 [%rd5], %r10;
+    bar.sync 0;
+    sub.s64 %rd6, %rd1, %rd4;
+    ld.global.u32 %r11, [%rd6+252];
+    st.global.u32 [%rd3], %r11;
+    """
+    pair.run(body, out, word, block=64)
+    assert (pair.read(pair.own, out, 64) == words(64)[::-1]).all()
+
+
+@every_schedule
+def test_reductions_and_atomics_on_a_peer(schedule: str) -> None:
+    pair = Pair(schedule)
+    count, out = pair.put(pair.peer, np.zeros(2, np.uint32)), pair.put(pair.own, np.zeros(64, np.uint32))
+    body = """
+    red.relaxed.sys.global.add.u32 [%rd1], 3;
+    atom.relaxed.sys.global.add.u32 %r10, [%rd1+4], 1;
+    st.global.u32 [%rd3], %r10;
+    """
+    counters = pair.run(body, out, count, grid=2).counters
+    assert pair.read(pair.peer, count, 2).tolist() == [192, 64]
+    assert sorted(pair.read(pair.own, out, 64)) == list(range(64))
+    assert counters.peer_store_bytes == 2 * 64 * 4
+
+
+# ------------------------------------------------------------------------------------- asynchronous copies
+
+
+@every_schedule
+@pytest.mark.parametrize("home", ["peer", "host"])
+def test_copies_from_and_to_other_memory(schedule: str, home: str) -> None:
+    pair = Pair(schedule)
+    if home == "host":
+        source, target = (pair.node.host.allocate(1024, 0) for _ in range(2))
+        source.bytes.views[4][:] = words(256)
+        src, dst = source.address, target.address
+    else:
+        src, dst = pair.put(pair.peer, words(256)), pair.put(pair.peer, np.zeros(256, np.uint32))
+    body = """
+    mov.u32 %r20, tile;
+    shl.b32 %r21, %r2, 4;
+    add.u32 %r22, %r20, %r21;
+    cvt.u64.u32 %rd4, %r21;
+    add.s64 %rd5, %rd1, %rd4;
+    cp.async.cg.shared.global [%r22], [%rd5], 16;
+    cp.async.wait_all;
+    fence.proxy.async.shared::cta;
+    mov.u32 %r23, full;
+    setp.ne.u32 %p1, %r2, 0;
+    @%p1 bra DONE;
+    mbarrier.init.shared.b64 [%r23], 1;
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r23], 512;
+    cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r20+512], [%rd1+512], 512, [%r23];
+    WAIT: mbarrier.try_wait.parity.shared.b64 %p2, [%r23], 0;
+    @!%p2 bra WAIT;
+    cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r20], 1024;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+    DONE:
+    """
+    counters = pair.run(body, dst, src, shared=TILE).counters
+    found = target.bytes.views[4] if home == "host" else pair.read(pair.peer, dst, 256)
+    assert (found == words(256)).all()
+    loaded = counters.host_load_bytes if home == "host" else counters.peer_load_bytes
+    stored = counters.host_store_bytes if home == "host" else counters.peer_store_bytes
+    assert (loaded, stored) == (1024, 1024)
+    assert counters.bytes_async == 2048
+
+
+# ------------------------------------------------------------------------------------ strength and scope
+
+
+@pytest.mark.parametrize(
+    ("instruction", "what", "scope"),
+    [
+        ("st.relaxed.gpu.global.u32 [%rd1], 1;", "store", "gpu"),
+        ("ld.acquire.cta.global.u32 %r10, [%rd1];", "load", "cta"),
+        ("atom.global.add.u32 %r10, [%rd1], 1;", "atom", "gpu"),
+        ("red.release.gpu.global.add.u32 [%rd1], 1;", "red", "gpu"),
+    ],
+)
+def test_a_scope_that_does_not_reach_the_peer(instruction: str, what: str, scope: str) -> None:
+    pair = Pair()
+    word = pair.put(pair.peer, np.zeros(1, np.uint32), "flag")
+    with report(
+        f"{what} of 4 bytes with scope .{scope} by device 0", f"0x{word:x}", "'flag'", "reach device 1",
+        "use .sys", rule="scope.too_narrow",
+    ):  # fmt: skip
+        pair.run(instruction, pair.put(pair.own, words(1)), word, block=1)
+    wide = (
+        instruction.replace(".cta", ".sys").replace(".gpu", ".sys").replace("atom.global", "atom.sys.global")
+    )
+    pair.run(wide, pair.put(pair.own, words(1)), word, block=1)
+
+
+class Kernel:
+    """Somebody who accesses."""
+
+
+def noted(log: StrongLog, who: Kernel, device: int, addr: list[int], shape: Shape) -> None:
+    kind = "store" if shape.writes else "load"
+    label = f"{kind}.{shape.scope} of {shape.nbytes} bytes by device {device}"
+    log.note(who, device, np.array(addr), shape, label)
+
+
+def test_two_devices_and_different_sizes_are_a_race() -> None:
+    # Case D18: byte stores against an eight-byte polling load.
+    log, poller, writer = StrongLog(), Kernel(), Kernel()
+    noted(log, poller, 0, [0x1000, 0x1008], Shape(8, False, "sys"))
+    noted(log, writer, 1, [0x2000], Shape(1, True, "sys"))
+    with report(
+        "store.sys of 1 bytes by device 1 at 0x100b", "load.sys of 8 bytes by device 0 at 0x1008",
+        "mixed-size", rule="race.mixed_size",
+    ) as caught:  # fmt: skip
+        noted(log, writer, 1, [0x2001, 0x100B], Shape(1, True, "sys"))
+    assert caught.value.index == 1
+    log.forget(poller)
+    noted(log, writer, 1, [0x100B], Shape(1, True, "sys"))
+
+
+def test_one_size_and_scope_for_each_word_is_no_race() -> None:
+    log, one, two = StrongLog(), Kernel(), Kernel()
+    for _ in range(2):
+        noted(log, one, 0, [0x1000, 0x1004], Shape(4, False, "sys"))
+        noted(log, two, 1, [0x1004], Shape(4, True, "sys"))
+    noted(log, two, 1, [0x1000], Shape(8, False, "sys"))  # reads do not conflict
+    with report("load.gpu of 4 bytes by device 0", "scope .gpu", "store.sys", rule="scope.too_narrow"):
+        noted(log, one, 0, [0x1004], Shape(4, False, "gpu"))

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from smfree.emulator.errors import MemoryFault, Unsupported
+from smfree.emulator.errors import MemoryFault
 from smfree.emulator.host_memory import HostRange
 from tests.emulator.exec_kit import Machine, every_schedule, kernel, report
 
@@ -79,15 +79,6 @@ def test_forgotten_memory_is_out_of_bounds() -> None:
     host.drop(address)
     with report(f"0x{address:x}", "outside every allocation", rule="memory.bounds"):
         go(machine, _MOVE, machine.empty(128), address, count.address)
-
-
-def test_copies_are_refused_by_name() -> None:
-    machine = Machine()
-    source = machine.node.host.allocate(256, 0)
-    tile = ".shared .align 16 .b8 tile[256];"
-    copy = "mov.u32 %r20, tile;\ncp.async.ca.shared.global [%r20], [%rd1], 16;\ncp.async.wait_all;"
-    with report("host memory", "are modelled; copy it to the device first", kind=Unsupported):
-        go(machine, copy, machine.empty(128), source.address, 0, block=1, shared=tile)
 
 
 def test_lanes_of_one_access_go_to_both_memories() -> None:

@@ -1,4 +1,4 @@
-"""Accesses of threads that leave the device's own memory: over NVLink to other devices, over PCIe to the host.
+"""Accesses of threads beyond the device's own memory: over NVLink to other devices, over PCIe to the host.
 
 Loads and ``atom`` act at issue. Stores and ``red`` to another device land later (:mod:`flights`); those to
 the host are there at once. Peer data is not kept in the own L2: it passes the owner's, whose hits and DRAM
@@ -7,21 +7,27 @@ bytes count for the owner.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smfree.emulator.crossing import Asked, Crossing, Written
+from smfree.emulator.bytespace import fault, shown
+from smfree.emulator.crossing import Asked, Crossing, Written, packets_of
+from smfree.emulator.errors import EmulationError
 from smfree.emulator.exec.flights import Flights
 from smfree.emulator.exec.lanes import LaneSet
 from smfree.emulator.exec.routing import Part, Router
 from smfree.emulator.exec.values import UINT
 from smfree.emulator.links import HOST
 from smfree.emulator.profile import SECTOR_BYTES
+from smfree.emulator.strong import Shape
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch
     from smfree.emulator.exec.memory_unit import Issue, Pattern
+    from smfree.emulator.host_memory import HostMemory
+    from smfree.emulator.memory import GlobalMemory
     from smfree.emulator.node import DeviceState
 
 
@@ -48,6 +54,16 @@ class Piece:
         self.of_lane = np.repeat(np.arange(len(new)), self.warp_counts)
 
 
+@dataclass(frozen=True, slots=True)
+class Strong:
+    """A strong access: "load", its scope, whether it writes, how many elements each lane has."""
+
+    what: str
+    scope: str
+    writes: bool
+    count: int = 1
+
+
 class AwayUnit:
     """Of one launch. ``router`` says where addresses lead."""
 
@@ -55,8 +71,44 @@ class AwayUnit:
         self.launch = launch
         self.router = Router(launch)
         self._crossings: dict[int, Crossing] = {}
+        self._noted: dict[int, GlobalMemory | HostMemory] = {}
 
     # ---------------------------------------------------------------- accesses
+
+    def strong(self, at: Issue, addr: Any, parts: list[Part] | None, size: int, access: Strong) -> None:
+        """Check strong accesses, elements of ``size`` bytes, where several devices share the machine.
+
+        Raises MemoryFault: a scope below .sys on another device's memory, or a race with another device's
+        (:mod:`~smfree.emulator.strong`).
+        """
+        launch, count = self.launch, access.count
+        mine, place = launch.device.ordinal, launch.here(at.group)
+        label = f"{access.what}.{access.scope} of {size} bytes by device {mine} at {place}"
+        shape = Shape(size, access.writes, access.scope)
+        for part in parts or [self.router.all_own(addr)]:
+            with part.positions():
+                peer = self.router.peer_of(part.region)
+                if peer is not None and access.scope != "sys":
+                    raise fault(
+                        "scope.too_narrow",
+                        0,
+                        f"{access.what} of {size} bytes with scope .{access.scope} by device {mine} at "
+                        f"{shown(int(part.addr[0]))} in {part.region}: the scope does not reach device "
+                        f"{peer.ordinal}",
+                        "use .sys",
+                    )
+                elements = (part.addr[:, None] + size * np.arange(count)).ravel()
+                try:
+                    part.memory.strong.note(launch, mine, elements, shape, label)
+                except EmulationError as error:
+                    error.index = None if error.index is None else error.index // count
+                    raise
+                self._noted[id(part.memory)] = part.memory
+
+    def finish(self) -> None:
+        """The launch is over."""
+        for memory in self._noted.values():
+            memory.strong.forget(self.launch)
 
     def load(self, at: Issue, parts: list[Part], size: int, count: int) -> tuple[Any, Any]:
         """(uint[n, count], when each warp's registers are filled; None without a clock)."""
@@ -141,6 +193,41 @@ class AwayUnit:
                 latest = 0.0 if done is None else float(done.max())
                 self.landed(peer, int(part.addr.min()), int(part.addr.max()) + nbytes, latest)
         return old, done
+
+    def async_load(self, at: Issue, part: Part, sizes: Any, t: Any) -> tuple[Piece, int, Any]:
+        """cp.async of one part, ``sizes`` bytes of each lane: its warps, sectors, and when each has its data;
+        None without a clock."""
+        reading = np.flatnonzero(sizes > 0)
+        piece = Piece(at.lanes, part.index)
+        self.count(part, int(sizes.sum()), write=False)
+        done = None if t is None else t[piece.rows] + 0.0
+        if not len(reading):
+            return piece, 0, done
+        index = reading if isinstance(part.index, slice) else part.index[reading]
+        some = Part(index, part.region, part.addr[reading])
+        inner, pattern, asked = self._asked(at, some, int(sizes.max()), write=False)
+        if t is None:
+            self._untimed(part, asked, write=False)
+        else:
+            assert done is not None and self.launch.clock is not None
+            loaded = self._timed_load(some, pattern, at.lanes.sm[inner.rows], t[inner.rows], asked)
+            where = np.searchsorted(np.arange(len(t))[piece.rows], inner.rows)
+            done[where] = loaded + self.launch.clock.profile.cp_async.startup_cycles
+        return piece, pattern.sectors[1], done
+
+    def bulk(self, part: Part, sm: Any, t: Any, sizes: Any, misses: Any, *, write: bool, tensor: bool) -> Any:
+        """Bulk or tensor copies of one part that leave the device: loads -> when complete, stores ->
+        :class:`Written`; None without a clock. ``misses``: bytes the owner's L2 lacks."""
+        moved = np.asarray(sizes, np.float64)
+        asked = Asked(moved, moved, packets_of(moved), np.asarray(misses, np.float64))
+        self.count(part, int(moved.sum()), write=write)
+        crossing = self.crossing(part)
+        assert crossing is not None
+        if t is None:
+            crossing.count(asked, write=write)
+            return None
+        way = crossing.bulk_store if write else crossing.bulk_load
+        return way(sm, t, asked, tensor=tensor)
 
     def landed(self, device: DeviceState, lo: int, hi: int, cycles: float) -> None:
         """Bytes [lo, hi) of another device's memory have changed at this time of the launch."""

@@ -45,7 +45,7 @@ class CopyUnit:
         lanes = launch.geometry.slots * launch.geometry.threads
         self.engine: CopyEngine = CopyEngine(
             launch.device.memory, launch.memory.shared, launch.sync.mbarriers, report=launch.report,
-            name_issuer=launch.name_lane,
+            name_issuer=self._name_issuer,
         )  # fmt: skip
         self.cp_groups = CopyGroups(lanes)
         self.bulk_groups = CopyGroups(lanes)
@@ -58,6 +58,12 @@ class CopyUnit:
         self.bulk = BulkUnit(self)
         self.to_peers = PeerCopies(self)
 
+    def _name_issuer(self, lane: int) -> str:
+        """ "CTA 3 thread 17", and of which device where there are several."""
+        name = self.launch.name_lane(lane)
+        others = self.launch.memory.router.others
+        return f"{name} of device {self.launch.device.ordinal}" if others else name
+
     # ---------------------------------------------------------------- issue
 
     def cp_async(self, at: Issue, dst: Any, src: Any, nbytes: int, src_bytes: Any, cache: str) -> None:
@@ -65,6 +71,9 @@ class CopyUnit:
         launch, lanes = self.launch, at.lanes
         flat = launch.memory.flat_shared(lanes, dst, nbytes, OWN_CTA_ONLY)
         group = self.cp_groups.current(lanes.ids)
+        if not launch.memory.router.local(src, nbytes):
+            self._cp_async_away(at, flat, src, nbytes, src_bytes, cache, group)
+            return
         batch = self.engine.cp_async(
             lanes.ids, flat, src, nbytes, src_bytes, group=group, cache=cache, label=launch.here(at.group)
         )
@@ -98,6 +107,37 @@ class CopyUnit:
         batch.complete_at[:] = batch.read_at[:] = done[lanes.warp_index]
         if launch.trace is not None:
             launch.trace.issued(at.group, batch)
+
+    def _cp_async_away(
+        self, at: Issue, flat: Any, src: Any, nbytes: int, src_bytes: Any, cache: str, group: Any
+    ) -> None:
+        """The same from several places, one batch for each."""
+        launch, lanes, away = self.launch, at.lanes, self.launch.memory.away
+        sizes = np.broadcast_to(np.asarray(nbytes if src_bytes is None else src_bytes, np.int64), lanes.n)
+        src = np.where(sizes > 0, src, launch.device.memory.base)  # nothing is read there
+        counters = launch.counters
+        counters.cp_async_requests += len(lanes.warps)
+        counters.bytes_async += int(sizes.sum())
+        t = None if launch.clock is None else at.times(launch)
+        for part in away.router.ranges(src, sizes, f"cp.async.{cache} source"):
+            index = part.index
+            self.flights.settle(part.memory, part.addr, sizes[index], lanes.ids[index])
+            with part.positions(), self.engine.copying(part.far_memory):
+                batch = self.engine.cp_async(
+                    lanes.ids[index], flat[index], part.addr, nbytes,
+                    None if src_bytes is None else sizes[index], group=group[index], cache=cache,
+                    label=launch.here(at.group),
+                )  # fmt: skip
+            self.cp_groups.add(batch)
+            piece, sectors, done = away.async_load(at, part, sizes[index], t)
+            counters.cp_async_sectors += sectors
+            if done is None:
+                self._remember_issuers(at.group)
+                self.pending.append(batch)
+                continue
+            batch.complete_at[:] = batch.read_at[:] = done[piece.of_lane]
+            if launch.trace is not None:
+                launch.trace.issued(at.group, batch)
 
     def arrive_when_copied(self, g: Group, keys: Any, *, raise_pending: bool) -> None:
         """``cp.async.mbarrier.arrive``: arrive when all cp.async of the thread so far are complete."""

@@ -463,5 +463,6 @@ class Launch(Residency):
                 self.counters.thread_instructions += lanes
                 self.counters.count_class(instruction_class(instr), warps)
         self.end_time = max(self.end_time, float(self.time.max(initial=0.0)))
+        self.memory.away.finish()
         if self.trace is not None:
             self.trace.finish(self.end_time)

@@ -10,7 +10,7 @@ import numpy as np
 
 from smfree.emulator.coalescing import sectors_per_warp, wavefronts_per_warp
 from smfree.emulator.errors import MemoryFault, Unsupported
-from smfree.emulator.exec.away_unit import AwayUnit
+from smfree.emulator.exec.away_unit import AwayUnit, Strong
 from smfree.emulator.exec.lanes import Group, LaneSet
 from smfree.emulator.exec.routing import Part
 from smfree.emulator.exec.values import CLUSTER_SHIFT
@@ -153,6 +153,8 @@ class MemoryUnit:
         ``scope``: of a strong access."""
         lanes, nbytes = at.lanes, size * count
         parts = self._parts(addr, nbytes, "load")
+        if scope is not None and self.router.several:
+            self.away.strong(at, addr, parts, size, Strong("load", scope, False, count))
         if parts is None:
             values = self.global_memory.load(addr, size, count)
         pattern = self.pattern(at, addr, nbytes)
@@ -175,6 +177,8 @@ class MemoryUnit:
         """Store uint[n, k]. ``scope``: of a strong access."""
         lanes, nbytes = at.lanes, values.shape[1] * values.itemsize
         parts = self._parts(addr, nbytes, "store")
+        if scope is not None and self.router.several:
+            self.away.strong(at, addr, parts, values.itemsize, Strong("store", scope, True, values.shape[1]))
         if parts is None:
             self.global_memory.store(addr, values)
         pattern = self.pattern(at, addr, nbytes)
@@ -384,6 +388,8 @@ class MemoryUnit:
     ) -> Any:
         at, clock = Issue(g), self.launch.clock
         parts = self._parts(addr, value.itemsize, "atomic")
+        if self.router.several:
+            self.away.strong(at, addr, parts, value.itemsize, Strong("atom" if waits else "red", scope, True))
         if parts is not None:
             old, done = self.away.atomic(at, parts, op, value, compare, waits=waits)
         else:

@@ -19,6 +19,7 @@ from smfree.emulator.bytespace import fault, shown
 from smfree.emulator.errors import EmulationError
 from smfree.emulator.host_memory import HostMemory
 from smfree.emulator.memory import GlobalMemory
+from smfree.emulator.movers import FarMemory
 
 if TYPE_CHECKING:
     from smfree.emulator.address_space import Located, Mapping
@@ -70,6 +71,15 @@ class Part:
     def device(self) -> DeviceState | None:
         return self.region.device
 
+    @property
+    def far_memory(self) -> FarMemory:
+        """The memory as the global side of an asynchronous copy."""
+        if isinstance(self.region.memory, GlobalMemory):
+            return self.region.memory
+        known = self.region.memory.range_of(self.region.start + self.region.shift)
+        assert known is not None, "it was found there"
+        return known.window
+
     @contextmanager
     def positions(self) -> Iterator[None]:
         """A finding about a lane of the part carries its position in the whole access."""
@@ -114,6 +124,11 @@ class Router:
         return self._space is not None and next(iter(self._space), None) is not None
 
     @property
+    def several(self) -> bool:
+        """Whether kernels of several devices may meet in one memory."""
+        return self.node is not None and len(self.node.devices) > 1
+
+    @property
     def others(self) -> bool:
         """Whether other GPUs or processes share the machine."""
         return self.node is not None and (len(self.node.devices) > 1 or len(self.node.processes) > 1)
@@ -125,6 +140,10 @@ class Router:
         if self.node is not None and len(self.node.processes) > 1:
             return False  # the device's window holds memory of several processes
         return self._window.holds(int(addr.min()), int(addr.max()) + nbytes)
+
+    def all_own(self, addr: Any) -> Part:
+        """The whole access, where it is :meth:`local`."""
+        return Part(_ALL, self._window, addr)
 
     def parts(self, addr: Any, nbytes: int, what: str) -> list[Part]:
         """The places that lanes ``addr`` int64[n] access, ``nbytes`` each. Raises MemoryFault with the lane
@@ -141,12 +160,13 @@ class Router:
         while len(left):
             at = int(left[0])
             region = self._find(int(addr[at]), nbytes, what, at)
-            if first.device is None and region.nowhere:
+            if region.nowhere and (first.device is None or first.mapping is not None):
+                whole = first.mapping or self.host.range_of(first.start)
                 raise fault(
                     "memory.bounds",
                     at,
-                    f"{what} of {nbytes} bytes at {shown(int(addr[at]))} is outside "
-                    f"{self.host.range_of(first.start)}, where other threads' go",
+                    f"{what} of {nbytes} bytes at {shown(int(addr[at]))} is outside {whole}, where other "
+                    "threads' go",
                     "check index and size",
                 )
             inside = (addr[left] >= region.start) & (addr[left] <= region.end - nbytes)
