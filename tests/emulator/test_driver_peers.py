@@ -354,10 +354,15 @@ def test_default_streams_of_two_devices_are_not_ordered() -> None:
 
 @pytest.mark.parametrize("width", [32, 64])
 def test_stream_waits_for_a_word_in_a_peers_memory(width: int) -> None:
-    driver, _, second = pair()
+    driver, first, second = pair()
     flag = array_of(driver, np.zeros(2, np.uint32))
     writer = ok(driver.cuStreamCreate(1))
     ok(driver.cuCtxSetCurrent(second))
+    refused(
+        driver, getattr(driver, f"cuStreamWriteValue{width}")(0, flag, 5, 0), "INVALID_VALUE",
+        "device 1 uses", "memory of device 0", "peer access from device 1 to device 0 is not enabled",
+    )  # fmt: skip
+    ok(driver.cuCtxEnablePeerAccess(first, 0))
     waiter, out = ok(driver.cuStreamCreate(1)), array_of(driver, WORDS)
     ok(getattr(driver, f"cuStreamWaitValue{width}")(waiter, flag, 5, 0))
     ok(driver.cuMemsetD32Async(out, 9, 1, waiter))

@@ -12,7 +12,8 @@ from smfree.emulator.driver.base import as_context, entry
 from smfree.emulator.driver.device import GREATEST_PRIORITY
 from smfree.emulator.driver.errors import CUresult, Refusal, fault_code, invalid, invalid_handle, unsupported
 from smfree.emulator.driver.memory import MemoryCalls, Place, address_of, host_bytes
-from smfree.emulator.errors import EmulationError
+from smfree.emulator.errors import EmulationError, MemoryFault
+from smfree.emulator.process import Context
 from smfree.emulator.streams import Event, Operation, Stream, WaitValue
 
 _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -220,7 +221,8 @@ class StreamCalls(MemoryCalls):
         self._wait_value(stream, addr, value, flags, 8)
 
     def _wait_value(self, hStream: Any, addr: Any, value: Any, flags: int, width: int) -> None:
-        stream, place = self._stream(hStream), self._word(addr, width)
+        stream = self._stream(hStream)
+        place = self._word(stream.context, addr, width)
         condition, wanted = int(flags), int(value) & (1 << 8 * width) - 1
         if condition & _FLUSH:
             raise unsupported(
@@ -251,7 +253,8 @@ class StreamCalls(MemoryCalls):
         self._write_value(stream, addr, value, flags, 8)
 
     def _write_value(self, hStream: Any, addr: Any, value: Any, flags: int, width: int) -> None:
-        stream, place = self._stream(hStream), self._word(addr, width)
+        stream = self._stream(hStream)
+        place = self._word(stream.context, addr, width)
         if int(flags) not in (0, 1):
             raise invalid(f"flags must be one of CU_STREAM_WRITE_VALUE_*, got {flags:#x}")
         data = (int(value) & (1 << 8 * width) - 1).to_bytes(width, "little")
@@ -271,11 +274,17 @@ class StreamCalls(MemoryCalls):
 
         self._submit(stream, label, write)
 
-    def _word(self, addr: Any, width: int) -> Place:
+    def _word(self, context: Context, addr: Any, width: int) -> Place:
+        """A word that the device of ``context`` waits for or writes: it must be allowed to use the memory."""
         address = int(addr)
         if address % width:
             raise invalid(f"addr must be {width}-byte aligned, got {address:#x}")
-        return self._place(address, width, "addr", on_device=True)
+        place = self._place(address, width, "addr", on_device=True)
+        try:
+            self.process.space.reach(address, width, "a stream's operation on addr", context)
+        except MemoryFault as fault:
+            raise invalid(str(fault)) from None
+        return place
 
 
 def _read(place: Place, width: int) -> int:
