@@ -171,7 +171,8 @@ class Calls:
         return str(self.driver.report() or "") if self.emulated else ""
 
     def _error(self, api: str, code: int, name: str, what: dict[str, object]) -> DriverError:
-        if name in _LOST:
+        only_fabric = name == "CUDA_ERROR_SYSTEM_NOT_READY" and api.startswith("cuMulticast")
+        if name in _LOST and not only_fabric:
             remedy = f"the device {self.spec} is lost"
             if not self.emulated:  # whose report says the rest
                 remedy += ": look at dmesg and nvidia-smi, then start a new process"
