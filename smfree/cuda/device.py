@@ -195,7 +195,11 @@ class Device:
 
         self.synchronize()
         before = self.emulator.trace
-        self.emulator.trace = trace = Trace(ctas)
+        trace = Trace(ctas)
+        try:
+            self.emulator.trace = trace
+        except NotImplementedError as error:
+            raise TraceError(str(error)) from None
         try:
             yield trace
             self.synchronize()

@@ -98,12 +98,12 @@ class Server:
 
     def _lifeline(self, channel: Channel, pid: int, label: str) -> None:
         """A new client process, until it is gone."""
-        session = Session(self.node, self.host, f"{label} (pid {pid})" if label else f"the process {pid}")
+        session = Session(self.node, self.host, f"{label} (pid {pid})" if label else f"process {pid}")
         token = secrets.token_hex(16)
         with self._changed:
             self._sessions[token] = session
         try:
-            channel.send({"token": token, "pid": os.getpid(), "node": self._describe()})
+            channel.send({"token": token, "pid": os.getpid(), "node": self._describe(session)})
             with contextlib.suppress(ChannelClosed):
                 channel.receive()  # nothing ever comes, until the end
         finally:
@@ -112,8 +112,9 @@ class Server:
                 del self._sessions[token]
                 self._changed.notify_all()
 
-    def _describe(self) -> dict[str, Any]:
+    def _describe(self, session: Session) -> dict[str, Any]:
         return {
+            "label": str(session.driver.process),
             "profiles": [device.profile.key for device in self.node.devices],
             "schedule": self.node.schedule,
             "seed": self.node.seed,
