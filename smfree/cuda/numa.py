@@ -30,6 +30,7 @@ _MBIND = {"x86_64": 237, "aarch64": 235}
 """Numbers of the system call (the kernel's unistd tables); the C library has no wrapper."""
 _MPOL_BIND = 2
 _NODES = Path("/sys/devices/system/node")
+_PCI = Path("/sys/bus/pci/devices")
 _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
@@ -44,7 +45,7 @@ def nodes() -> tuple[int, ...]:
 def node_of_pci(bus_id: str) -> int | None:
     """The node near a PCI device such as ``0000:1b:00.0``; None where the machine does not tell (-1)."""
     try:
-        node = int((Path("/sys/bus/pci/devices") / bus_id.lower() / "numa_node").read_text())
+        node = int((_PCI / bus_id.lower() / "numa_node").read_text())
     except (OSError, ValueError):
         return None
     return node if node >= 0 else None

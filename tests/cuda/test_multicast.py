@@ -136,7 +136,7 @@ def test_gpu_without_multicast_is_named() -> None:
 def test_d26_refused_multicast_tells_the_reason_not_the_number_alone(
     code: str, words: tuple[str, ...], failing: str
 ) -> None:
-    """The attribute says yes, binding says no: the fabric manager does not run, an IMEX channel is missing."""
+    """The attribute says yes, binding says no: no fabric manager runs, an IMEX channel is missing."""
     driver = VmmDriver()
     driver.fail[failing] = getattr(driver.CUresult, f"CUDA_ERROR_{code}")
     with Device(driver, 0, spec="cuda:0", is_emulated=False) as device:
