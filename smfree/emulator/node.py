@@ -7,7 +7,9 @@ them. Nothing lives in a module global, so several nodes can stand side by side 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -15,7 +17,8 @@ from typing import Any, Protocol
 from smfree.emulator.clock import L2, Clock
 from smfree.emulator.counters import Counters
 from smfree.emulator.errors import EmulationError, Severity
-from smfree.emulator.exec.launch import run as run_kernel
+from smfree.emulator.exec.launch import start as start_kernel
+from smfree.emulator.exec.residents import Residents
 from smfree.emulator.host_memory import HostMemory
 from smfree.emulator.interprocess import Export
 from smfree.emulator.links import Links
@@ -24,7 +27,8 @@ from smfree.emulator.process import Context, Count, Process
 from smfree.emulator.profile import LINE_BYTES, Profile
 from smfree.emulator.profile import load as load_profile
 from smfree.emulator.ptx.ast import Kernel
-from smfree.emulator.streams import Event, Timeline, Unit
+from smfree.emulator.streams import Activity, Event, Unit
+from smfree.emulator.timeline import Timeline
 from smfree.emulator.trace import Trace
 from smfree.emulator.turns import Turns
 from smfree.emulator.virtual import Exports
@@ -43,8 +47,8 @@ class Strict(StrEnum):
     OFF = "off"
 
 
-class LaunchOutcome(Protocol):
-    """What an executor returns: modelled cycles from start to end, counters and findings of one launch."""
+class LaunchOutcome(Activity, Protocol):
+    """A running kernel, and what it will have done: modelled cycles, counters and findings of one launch."""
 
     @property
     def cycles(self) -> float: ...
@@ -57,7 +61,8 @@ class LaunchOutcome(Protocol):
 
 
 class Executor(Protocol):
-    """Runs one kernel to completion on ``device``; ``smfree.emulator.exec.launch.run`` is the real one."""
+    """Starts one kernel on ``device`` at ``start_s`` of the node; the real one is
+    ``smfree.emulator.exec.launch.start``."""
 
     def __call__(
         self,
@@ -71,7 +76,7 @@ class Executor(Protocol):
         *,
         schedule: str,
         seed: int,
-        start_cycle: float,
+        start_s: float,
         module_symbols: Mapping[str, int],
         registers: int | None,
         context: Context | None,
@@ -113,7 +118,7 @@ class DeviceState:
     clock: Clock
     l2: L2
     strict: Strict
-    compute: Unit
+    residents: Residents
     copy_engines: tuple[Unit, ...]
     counters: Counters = field(default_factory=Counters)
     """Totals over every launch on this device."""
@@ -150,13 +155,17 @@ class Node:
         self.schedule = schedule
         self.seed = seed
         self.strict = Strict(strict)
-        self.executor = executor if executor is not None else run_kernel
+        self.executor = executor if executor is not None else start_kernel
         self.host_wait_limit_s = host_wait_limit_s
         self.findings: list[Any] = []
         """What ``strict="record"`` collected, oldest first."""
-        self.timeline = Timeline(clocked=self.clocked)
+        self.timeline = Timeline(schedule=schedule, seed=seed, clocked=self.clocked)
         self.lock = Turns()
         """Held during a call. Whoever steps the node for long calls its ``give_way()`` in between."""
+        self.open_to_others = False
+        """Whether processes may still attach: then nothing is a deadlock."""
+        self._callers: dict[int, Process] = {}  # host threads that have called, by ident
+        self._waiting: set[int] = set()  # those of them that wait for work
         self.host = HostMemory() if host is None else host
         self._handles = itertools.count(_FIRST_HANDLE, 0x10)
         self.devices = [
@@ -167,6 +176,8 @@ class Node:
             device.numa_node = device.ordinal * NUMA_NODES // len(self.devices)
         self.exports = Exports()
         self.links = Links([device.profile for device in self.devices], clocked=self.clocked)
+        if len(self.devices) > 1:
+            self.timeline.lookahead_s = self.links.lookahead_ns * 1e-9
         self.processes: list[Process] = []
         """Those attached now."""
         self._numbers = itertools.count()
@@ -179,7 +190,7 @@ class Node:
         return self.schedule == TIMED
 
     def _make_device(self, ordinal: int, profile: Profile) -> DeviceState:
-        spec, host = profile.device, profile.host
+        spec = profile.device
         return DeviceState(
             ordinal=ordinal,
             profile=profile,
@@ -187,7 +198,7 @@ class Node:
             clock=Clock(profile),
             l2=L2(profile, -(-spec.memory_bytes // LINE_BYTES)),
             strict=self.strict,
-            compute=Unit("SMs", gap_s=host.kernel_gap_us * 1e-6),
+            residents=Residents(spec),
             copy_engines=tuple(Unit(f"copy engine {index}") for index in range(max(1, spec.copy_engines))),
         )
 
@@ -227,6 +238,46 @@ class Node:
                 streams=sum(len(self.timeline.streams_of(context)) for context in contexts),
                 queued=sum(self.timeline.pending(context) for context in contexts),
             )
+
+    def called(self, process: Process) -> None:
+        """The calling host thread acts for ``process``."""
+        self._callers[threading.get_ident()] = process
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The calling host thread cannot act meanwhile."""
+        me = threading.get_ident()
+        self._waiting.add(me)
+        try:
+            yield
+        finally:
+            self._waiting.discard(me)
+
+    def others(self, me: int) -> list[str]:
+        """Who, besides thread ``me`` and threads that wait themselves, could still submit work."""
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        self._callers = {ident: process for ident, process in self._callers.items() if ident in names}
+        found = [
+            f"thread {names[ident]} of {process}"
+            for ident, process in self._callers.items()
+            if ident != me and ident not in self._waiting and process.alive
+        ]
+        heard_of = set(map(id, self._callers.values()))
+        found += [
+            f"{process}, which has not called yet"
+            for process in self.processes
+            if id(process) not in heard_of
+        ]
+        return found + (["processes that have not attached yet"] if self.open_to_others else [])
+
+    # -------------------------------------------------------------------------------------------- memory
+
+    def landed(self, device: DeviceState, lo: int, hi: int, time_ns: float) -> None:
+        """[lo, hi) of a device's memory has been changed from elsewhere, visible from ``time_ns`` on: kernels
+        that poll it go on then."""
+        for other in self.devices:
+            for launch in other.residents.launches:
+                launch.changed(device.memory, lo, hi, time_ns)
 
     def new_handle(self) -> int:
         """A value that names nothing yet."""

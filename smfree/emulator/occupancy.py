@@ -40,7 +40,7 @@ def occupancy(spec: DeviceSpec, threads: int, registers: int | None, shared_byte
     """
     warps = -(-threads // WARP_SIZE)
     by_registers = spec.max_ctas_per_sm if registers is None else _by_registers(spec, warps, registers)
-    taken = _round_up(shared_bytes + spec.reserved_shared_bytes_per_block, _SHARED_UNIT)
+    taken = footprint(spec, threads, registers, shared_bytes).shared_bytes
     if shared_bytes > spec.shared_bytes_per_block_optin or threads > spec.max_threads_per_block:
         return Occupancy(0, 0, 0, 0)
     return Occupancy(
@@ -48,6 +48,30 @@ def occupancy(spec: DeviceSpec, threads: int, registers: int | None, shared_byte
         by_threads=spec.max_warps_per_sm // warps,
         by_registers=by_registers,
         by_shared=spec.shared_bytes_per_sm // taken if taken else spec.max_ctas_per_sm,
+    )
+
+
+class Footprint(NamedTuple):
+    """What CTAs take of an SM: slots, warps, registers, bytes of shared memory."""
+
+    slots: int
+    warps: int
+    registers: int
+    shared_bytes: int
+
+
+def footprint(spec: DeviceSpec, threads: int, registers: int | None, shared_bytes: int) -> Footprint:
+    """Of one CTA. Unknown registers (None) take nothing."""
+    warps = -(-threads // WARP_SIZE)
+    per_warp = 0 if registers is None else _round_up(max(1, registers) * WARP_SIZE, _REGISTER_UNIT)
+    taken = _round_up(shared_bytes + spec.reserved_shared_bytes_per_block, _SHARED_UNIT)
+    return Footprint(1, warps, warps * per_warp, taken)
+
+
+def capacity(spec: DeviceSpec) -> Footprint:
+    """Of a whole SM."""
+    return Footprint(
+        spec.max_ctas_per_sm, spec.max_warps_per_sm, spec.registers_per_sm, spec.shared_bytes_per_sm
     )
 
 

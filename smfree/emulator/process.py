@@ -59,6 +59,8 @@ class Context:
     """Addresses of the memory that this context holds."""
     peers: set[int] = field(default_factory=set)
     """Ordinals of the devices whose memory this context's kernels may use (cuCtxEnablePeerAccess)."""
+    launches: int = 0
+    """Kernels that were launched in it so far."""
     exports: dict[int, Export] = field(default_factory=dict)
     """Allocations that other processes may open, by address."""
     imports: dict[int, Import] = field(default_factory=dict)

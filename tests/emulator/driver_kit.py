@@ -13,6 +13,7 @@ from cuda.bindings import driver as cuda
 from smfree.emulator.counters import Counters
 from smfree.emulator.driver import Driver
 from smfree.emulator.node import Node
+from smfree.emulator.streams import Progress
 
 CUresult = cuda.CUresult
 SUCCESS = CUresult.CUDA_SUCCESS
@@ -21,12 +22,34 @@ ONE = (1, 1, 1)
 
 @dataclass
 class Outcome:
-    """What the fake executor returns."""
+    """A kernel of the fake executor: it runs for ``cycles`` and does nothing meanwhile."""
 
+    start_s: float
+    end_s: float
     cycles: float
     counters: Counters = field(default_factory=Counters)
     findings: Sequence[Any] = ()
     ctas_per_sm: int = 1
+    polls_host = False
+
+    @property
+    def next_s(self) -> float:
+        return self.end_s
+
+    def advance(self, limit_s: float) -> Progress:
+        return Progress.DONE
+
+    def look(self, now_s: float) -> None:
+        pass
+
+    def last_resort(self) -> bool:
+        return False
+
+    def stuck(self) -> list[str]:
+        return []
+
+    def drop(self) -> None:
+        pass
 
 
 @dataclass
@@ -39,7 +62,7 @@ class Call:
     block: tuple[int, int, int]
     cluster: tuple[int, int, int] | None
     shared_bytes: int
-    start_cycle: float
+    start_s: float
     symbols: dict[str, int]
     registers: int | None
 
@@ -64,7 +87,7 @@ class FakeExecutor:
         *,
         schedule: str,
         seed: int,
-        start_cycle: float,
+        start_s: float,
         module_symbols: Any,
         registers: int | None,
         context: Any,
@@ -78,14 +101,17 @@ class FakeExecutor:
                 block,
                 cluster,
                 dynamic_shared_bytes,
-                start_cycle,
+                start_s,
                 symbols,
                 registers,
             )
         )
         if self.effect is not None:
             self.effect(device, params)
-        return Outcome(self.cycles, Counters(warp_instructions=7, instructions_by_class={"alu": 7}))
+        end_s = start_s + self.cycles / (device.clock.clock_mhz * 1e6)
+        return Outcome(
+            start_s, end_s, self.cycles, Counters(warp_instructions=7, instructions_by_class={"alu": 7})
+        )
 
 
 def ptx(

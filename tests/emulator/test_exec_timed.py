@@ -218,9 +218,9 @@ def test_time_starts_where_the_launch_does_and_ends_behind_its_stores() -> None:
     m = Machine("timed")
     out = m.empty(8)
     k = kernel("mov.u64 %rd10, %clock64;\nst.global.u64 [%rd0], %rd10;")
-    for start in (0.0, 123456.0):
+    for start in (0.0, 123456.0):  # cycles
         result = run(m.device, k, struct.pack("<QQQI", out, 0, 0, 0), (1, 1, 1), (1, 1, 1), (1, 1, 1), 0,
-                     schedule="timed", start_cycle=start)  # fmt: skip
+                     schedule="timed", start_s=start / (m.device.clock.clock_mhz * 1e6))  # fmt: skip
         seen = int(m.get(out, 1, np.uint64)[0])
         assert start <= seen < start + result.cycles
 

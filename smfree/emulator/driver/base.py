@@ -12,25 +12,14 @@ from typing import Any, TypeVar
 
 from cuda.bindings import driver as cuda
 
-from smfree.emulator.driver.capturing import CaptureRules
 from smfree.emulator.driver.errors import CUresult, Refusal, invalid_handle
-from smfree.emulator.node import DeviceState, Fault, Node
+from smfree.emulator.driver.queueing import Queueing
+from smfree.emulator.node import DeviceState, Node
 from smfree.emulator.process import Context
-from smfree.emulator.streams import (
-    LEGACY_STREAM,
-    PER_THREAD_STREAM,
-    Operation,
-    Stalled,
-    Stream,
-    Unit,
-    WaitValue,
-)
+from smfree.emulator.streams import LEGACY_STREAM, PER_THREAD_STREAM, Stream
 
 CALL_S = 0.3e-6
 """Modelled host time of a call that queues nothing (assumed; no public figure decides it)."""
-
-QUEUE_LIMIT = 1024
-"""Operations a stream holds before the host has to wait, about as many as a GPU's driver queues (assumed)."""
 
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 _Thing = TypeVar("_Thing")
@@ -75,7 +64,7 @@ def entry(outputs: int = 0, needs: Needs = Needs.CONTEXT) -> Callable[[_Method],
     return decorate
 
 
-class DriverBase(CaptureRules):
+class DriverBase(Queueing):
     """The node and the process behind the calls, and what the call groups share."""
 
     def __init__(self, node: Node, label: str = "") -> None:
@@ -97,6 +86,7 @@ class DriverBase(CaptureRules):
             raise Refusal(CUresult.CUDA_ERROR_NOT_INITIALIZED, "call cuInit(0) first")
         if node.clocked:
             process.host_time_s += CALL_S
+        node.called(process)
         node.timeline.look(process.host_time_s)
         if needs is Needs.CONTEXT:
             self._check_fault(self._context())
@@ -179,93 +169,6 @@ class DriverBase(CaptureRules):
             raise invalid_handle(f"stream {value:#x} was destroyed")
         self._check_fault(stream.context)
         return stream
-
-    # ------------------------------------------------------------------------------------- queueing work
-
-    def _submit(
-        self,
-        stream: Stream,
-        label: str,
-        action: Callable[[float], float] | None = None,
-        *,
-        unit: Unit | None = None,
-        after: tuple[Operation, ...] = (),
-        wait: WaitValue | None = None,
-        host_cost_s: float = 0.0,
-    ) -> Operation:
-        """Queue work; the host is busy for ``host_cost_s`` and the work starts after that at the earliest."""
-        if self.process.captures:
-            if stream.legacy:
-                self._refuse_implicit(stream)
-            if stream.capture is not None:
-                return self._write_down(
-                    stream, label, after,
-                    lambda target, before: self._submit(
-                        target, label, action, unit=unit, after=before, wait=wait and wait.again()
-                    ),
-                )  # fmt: skip
-        if len(stream.queue) >= QUEUE_LIMIT:
-            self._finish(stream.queue[0])
-        self._spend(host_cost_s)
-        return self.node.timeline.submit(
-            Operation(stream, label, self.process.host_time_s, action, unit, after=after, wait=wait)
-        )
-
-    def _spend(self, seconds: float) -> None:
-        """The host is busy for so long."""
-        if self.node.clocked:
-            self.process.host_time_s += seconds
-
-    def _launch_cost_s(self, device: DeviceState) -> float:
-        return device.profile.host.launch_us * 1e-6
-
-    def _catch_up(self) -> None:
-        """Run what would have started by now on the modelled clock."""
-        self.node.timeline.run_until(self.process.host_time_s)
-
-    def _finish(self, *operations: Operation | None) -> None:
-        """Block the host until the operations have ended; report a fault or an endless wait."""
-        for operation in operations:
-            if operation is not None:
-                self._finish_one(operation)
-        self.node.timeline.look(self.process.host_time_s)
-
-    def _finish_one(self, operation: Operation) -> None:
-        node, process = self.node, self.process
-        waited_s, step_s = 0.0, 0.0005
-        while True:
-            try:
-                node.timeline.run_through(operation)
-                break
-            except Stalled:
-                if waited_s >= node.host_wait_limit_s:
-                    raise self._endless(operation, waited_s) from None
-                node.lock.wait(step_s)
-                waited_s += step_s
-                step_s = min(step_s * 2, 0.05)
-                node.timeline.look(process.host_time_s)
-        process.host_time_s = max(process.host_time_s, operation.end_s)
-        self._check_fault(operation.stream.context)
-
-    def _endless(self, operation: Operation, waited_s: float) -> Refusal:
-        lines = "\n  ".join(self.node.timeline.blocked_on(operation.stream.context))
-        return Refusal(
-            CUresult.CUDA_ERROR_TIMEOUT,
-            f"{operation.label} on {operation.stream.name} never ran: the host waited {waited_s:.1f} s for "
-            f"memory that no queued work writes. Real hardware would hang here.\n  {lines}\n"
-            "Write the value from the host before synchronising, or raise Node(host_wait_limit_s=...).",
-        )
-
-    def _synchronize(self, context: Context) -> None:
-        """Wait for everything queued in a context."""
-        self._finish(*(stream.last for stream in self.node.timeline.streams_of(context)))
-
-    def _fail(self, context: Context, code: Any, report: str, now_s: float) -> None:
-        """Kill a context: every later call returns ``code``; queued work is dropped."""
-        if context.fault is None:
-            context.fault = Fault(int(code), report)
-            context.process.report = report
-        self.node.timeline.drop(context, now_s)
 
 
 def as_context(context: Context | None) -> Any:

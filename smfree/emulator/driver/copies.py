@@ -6,18 +6,17 @@ copy to pageable memory blocks the host. Copies pass through L2, as the copy eng
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from smfree.emulator.driver.base import entry
-from smfree.emulator.driver.errors import fault_code, invalid
+from smfree.emulator.driver.errors import invalid
 from smfree.emulator.driver.memory import MemoryCalls, Place, address_of, host_bytes
-from smfree.emulator.errors import EmulationError
 from smfree.emulator.node import DeviceState
 from smfree.emulator.profile import LINE_BYTES
-from smfree.emulator.streams import Operation, Stream, Unit
+from smfree.emulator.streams import Stream, Unit
+from smfree.emulator.transfers import Transfer, piece_ends
 
 
 class CopyCalls(MemoryCalls):
@@ -86,46 +85,45 @@ class CopyCalls(MemoryCalls):
         staged = src.device is None and not src.pinned and stream.capture is None
         data = host_bytes(src.address, nbytes).copy() if staged else None
 
-        def move() -> None:
+        def move(lo: int, hi: int, time_s: float) -> None:
+            size = hi - lo
             if dst.memory is not None and src.memory is not None:
-                dst.memory.copy(dst.at, src.memory, src.at, nbytes)
+                dst.memory.copy(dst.at + lo, src.memory, src.at + lo, size)
             elif src.memory is not None:
-                host_bytes(dst.address, nbytes)[:] = src.memory.read(src.at, nbytes)
+                host_bytes(dst.address + lo, size)[:] = src.memory.read(src.at + lo, size)
             else:
-                read = data if data is not None else host_bytes(src.address, nbytes)
+                read = data[lo:hi] if data is not None else host_bytes(src.address + lo, size)
                 if dst.memory is not None:
-                    dst.memory.write(dst.at, read)
+                    dst.memory.write(dst.at + lo, read)
                 else:
-                    host_bytes(dst.address, nbytes)[:] = read
+                    host_bytes(dst.address + lo, size)[:] = read
             for place, write in ((src, False), (dst, True)):
                 if place.device is not None:
-                    self._touch(place.device, place.at, nbytes, write=write)
+                    self._touch(place.device, place.at + lo, size, write=write)
+            self._tell(dst, lo, hi, time_s)
 
-        label = f"copy of {nbytes} bytes from {src.address:#x} to {dst.address:#x}"
+        label = f"copy of {nbytes} bytes from {src.address:#x} to {dst.address:#x} on {stream.name}"
+        host = device.profile.host
         seconds = _copy_seconds(device, dst, src, nbytes)
-        operation = self._queue(stream, label, move, seconds, _engine(device, dst, src))
+        startup_s, ends = host.copy_startup_us * 1e-6, piece_ends(nbytes)
+
+        def begin(start_s: float) -> Transfer:
+            done = start_s + startup_s
+            times = [done + (seconds - startup_s) * end / nbytes for end in ends[:-1]]
+            return Transfer(ends, [*times, start_s + seconds], move)
+
+        cost_s = self._launch_cost_s(device)
+        unit = _engine(device, dst, src)
+        operation = self._submit(stream, label, begin=begin, unit=unit, host_cost_s=cost_s)
         if block or (dst.device is None and not dst.pinned):
             self._finish(operation)
 
-    def _queue(
-        self,
-        stream: Stream,
-        label: str,
-        move: Callable[[], None],
-        seconds: float,
-        unit: Unit,
-    ) -> Operation:
-        def run(start_s: float) -> float:
-            try:
-                move()
-            except EmulationError as error:
-                self._fail(
-                    stream.context, fault_code(error), f"{error}\n  in {label} on {stream.name}", start_s
-                )
-            return seconds
-
-        cost_s = self._launch_cost_s(stream.context.device)
-        return self._submit(stream, label, run, unit=unit, host_cost_s=cost_s)
+    def _tell(self, place: Place, lo: int, hi: int, time_s: float) -> None:
+        """Bytes lo to hi at a place have changed: whoever polls them goes on."""
+        if place.device is not None:
+            self.node.landed(place.device, place.at + lo, place.at + hi, time_s * 1e9)
+        else:
+            self.node.timeline.look(time_s)
 
     def _touch(self, device: DeviceState, address: int, nbytes: int, *, write: bool) -> None:
         """Let a copy pass through the device's L2."""
@@ -174,18 +172,25 @@ class CopyCalls(MemoryCalls):
             return
         pattern = int(value).to_bytes(width, "little")
 
-        def fill() -> None:
+        def fill(lo: int, hi: int, time_s: float) -> None:
             if place.device is None or place.memory is None:
                 host_bytes(address, nbytes)[:] = np.frombuffer(pattern * count, np.uint8)
             else:
                 place.memory.fill(place.at, nbytes, pattern)
                 self._touch(place.device, place.at, nbytes, write=True)
+            self._tell(place, lo, hi, time_s)
 
         device = where.context.device
         spec, host = device.profile.device, device.profile.host
         rate = spec.peak_memory_gbps * 1e9 * device.profile.dram.write_efficiency
         seconds = host.copy_startup_us * 1e-6 + nbytes / rate
-        operation = self._queue(where, f"memset of {nbytes} bytes", fill, seconds, device.compute)
+        operation = self._submit(
+            where,
+            f"memset of {nbytes} bytes on {where.name}",
+            begin=lambda start_s: Transfer([nbytes], [start_s + seconds], fill),
+            gap_s=host.kernel_gap_us * 1e-6,
+            host_cost_s=self._launch_cost_s(device),
+        )
         if block and place.device is None:
             self._finish(operation)
 

@@ -6,13 +6,12 @@ from math import prod
 from typing import Any, NamedTuple
 
 from smfree.emulator.driver.base import entry
-from smfree.emulator.driver.errors import CUresult, Refusal, fault_code, invalid, unsupported
+from smfree.emulator.driver.errors import CUresult, Refusal, invalid, unsupported
 from smfree.emulator.driver.modules import LoadedFunction, ModuleCalls
 from smfree.emulator.driver.params import pack
-from smfree.emulator.errors import EmulationError
-from smfree.emulator.node import LaunchRecord
-from smfree.emulator.occupancy import Occupancy, occupancy, resident_clusters
-from smfree.emulator.streams import Stream
+from smfree.emulator.node import LaunchOutcome, LaunchRecord
+from smfree.emulator.occupancy import Occupancy, footprint, occupancy, resident_clusters
+from smfree.emulator.streams import Operation, Room, Stream
 
 Dim3 = tuple[int, int, int]
 _AXES = "xyz"
@@ -106,29 +105,26 @@ class LaunchCalls(ModuleCalls):
             self._check_resident(function, shape)
         kernel, symbols = function.kernel, function.module.addresses
         label = f"kernel {function.name} ({shape}) on {stream.name}, launched at {self._caller()}"
-        cycles_per_s = device.clock.clock_mhz * 1e6
 
-        def execute(start_s: float) -> float:
-            try:
-                outcome = node.executor(
-                    device,
-                    kernel,
-                    params,
-                    shape.grid,
-                    shape.block,
-                    shape.cluster,
-                    shape.shared_bytes,
-                    schedule=node.schedule,
-                    seed=node.seed,
-                    start_cycle=start_s * cycles_per_s,
-                    module_symbols=symbols,
-                    registers=function.registers,
-                    context=context,
-                )
-            except EmulationError as error:
-                self._fail(context, fault_code(error), f"{error}\n  in {label}", start_s)
-                return 0.0
-            seconds = outcome.cycles / cycles_per_s
+        def begin(start_s: float) -> LaunchOutcome:
+            return node.executor(
+                device,
+                kernel,
+                params,
+                shape.grid,
+                shape.block,
+                shape.cluster,
+                shape.shared_bytes,
+                schedule=node.schedule,
+                seed=node.seed,
+                start_s=start_s,
+                module_symbols=symbols,
+                registers=function.registers,
+                context=context,
+            )
+
+        def ended(operation: Operation) -> None:
+            outcome: Any = operation.activity
             outcome.counters.launches = 1
             device.counters += outcome.counters
             node.findings.extend(outcome.findings)
@@ -138,17 +134,24 @@ class LaunchCalls(ModuleCalls):
                 block=shape.block,
                 cluster=shape.cluster or (1, 1, 1),
                 shared_bytes=shape.shared_bytes,
-                start_s=start_s,
-                end_s=start_s + seconds,
+                start_s=operation.start_s,
+                end_s=operation.end_s,
                 cycles=outcome.cycles,
                 counters=outcome.counters,
                 ctas_per_sm=outcome.ctas_per_sm,
                 findings=tuple(outcome.findings),
             )
-            return seconds
 
-        cost_s = self._launch_cost_s(device)
-        self._submit(stream, label, execute, unit=device.compute, host_cost_s=cost_s)
+        context.launches += 1
+        self._submit(
+            stream,
+            label,
+            begin=begin,
+            ended=ended,
+            room=_room(function, shape),
+            gap_s=device.profile.host.kernel_gap_us * 1e-6,
+            host_cost_s=self._launch_cost_s(device),
+        )
 
     def _check_resident(self, function: LoadedFunction, shape: Shape) -> None:
         found = _occupancy(function, prod(shape.block), shape.shared_bytes, "a cooperative launch")
@@ -217,6 +220,26 @@ class LaunchCalls(ModuleCalls):
             )
         found = _occupancy(function, prod(shape.block), shape.shared_bytes, "occupancy")
         return resident_clusters(function.module.device.profile.device, found.ctas, shape.cluster_ctas)
+
+
+def _room(function: LoadedFunction, shape: Shape) -> Room:
+    """What the kernel needs of the SMs before it may start: one cluster, or all of a cooperative launch."""
+    device = function.context.device
+    spec, residents = device.profile.device, device.residents
+    shared_bytes = (
+        function.kernel.dynamic_shared_offset + shape.shared_bytes
+        if shape.shared_bytes
+        else function.kernel.static_shared_bytes
+    )
+    threads, registers = prod(shape.block), function.registers or None
+    need = footprint(spec, threads, registers, shared_bytes)
+    per_sm = occupancy(spec, threads, registers, shared_bytes).ctas
+    ctas = prod(shape.grid) if shape.cooperative else shape.cluster_ctas
+    return Room(
+        free=lambda: residents.admits(need, per_sm, ctas),
+        since_s=lambda: residents.freed / (spec.sm_clock_mhz * 1e6),
+        describe=lambda: residents.crowd(ctas, shape.cooperative),
+    )
 
 
 def _occupancy(function: LoadedFunction, threads: int, dynamic_bytes: int, purpose: str) -> Occupancy:

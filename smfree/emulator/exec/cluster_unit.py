@@ -193,7 +193,7 @@ class ClusterUnit:
         if self.size == 1 or self.launch.clock is None:
             return
         self.launch.memory.settle_stores(g, "cluster")
-        self.launch.advance(g, self.launch.clock.fence_cycles["cluster"])
+        self.launch.spend(g, self.launch.clock.fence_cycles["cluster"])
 
     def _elsewhere(self, lanes: LaneSet, flat: Any) -> Any:
         """bool[n]: is the address another CTA's?"""
@@ -224,8 +224,8 @@ class ClusterUnit:
         pairs, counts = np.unique(lanes.warp_index * slots + flat // launch.memory.pitch, return_counts=True)
         warp, peer = pairs // slots, pairs % slots
         t = launch.settle(g)
-        sms = launch.geometry.num_sms
-        done = launch.clock.cluster(lanes.sm[warp], peer % sms, t[warp], counts * nbytes, write=write)
+        sms = launch.geometry.sm_of_slot
+        done = launch.clock.cluster(lanes.sm[warp], sms[peer], t[warp], counts * nbytes, write=write)
         return np.maximum.reduceat(done, np.flatnonzero(np.diff(warp, prepend=-1)))
 
     def _performed(self, g: Group, times: Any) -> None:

@@ -148,7 +148,7 @@ class CopyUnit:
         if raise_pending:
             barriers.raise_pending(keys)
         if launch.clock is not None:
-            launch.advance(g, launch.clock.mbarrier_arrive_cycles)
+            launch.spend(g, launch.clock.mbarrier_arrive_cycles)
         if launch.trace is not None:
             launch.trace.bound(g, keys)
         found = self.cp_groups.covered(lanes.ids, self.cp_groups.upto_all(lanes.ids))

@@ -29,8 +29,18 @@ class Geometry:
     slots: int
     num_sms: int
     cluster_size: int = 1  # CTAs in consecutive slots; slot % cluster_size is %cluster_ctarank
+    sm_of_slot: Ints = field(init=False)
     _interned: dict[bytes, LaneSet] = field(default_factory=dict)
     _unions: dict[tuple[int, ...], tuple[LaneSet, list[Ints], list[LaneSet]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sm_of_slot", np.arange(self.slots) % self.num_sms)
+
+    def deal(self, slots: Ints, sms: Ints) -> None:
+        """Put free slots on other SMs; lane sets that know the old ones are forgotten."""
+        self.sm_of_slot[slots] = sms
+        self._interned.clear()
+        self._unions.clear()
 
     @property
     def warps_per_cta(self) -> int:
@@ -127,8 +137,8 @@ class LaneSet:
 
     @cached_property
     def sm(self) -> Ints:
-        """SM of each warp: CTA slots are dealt to SMs in turn."""
-        return (self.warps // self.geometry.warps_per_cta) % self.geometry.num_sms
+        """SM of each warp."""
+        return self.geometry.sm_of_slot[self.warps // self.geometry.warps_per_cta]
 
     @cached_property
     def full_warps(self) -> bool:

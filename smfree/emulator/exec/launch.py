@@ -1,15 +1,17 @@
-"""One kernel launch: residency, the run loop, divergence, time.
+"""One kernel launch: what it consists of, and when it may go on.
 
-The loop is event-driven. Runnable groups are run one at a time, the schedule choosing which; a group that
-must wait is parked by what it waits for and resumed by whoever satisfies it. When nothing can run, what was
-held back by courtesy (joins) goes on, then pending copies complete, then sleeping waits time out; what still
-waits after that is a deadlock, exactly.
+A launch is advanced in slices, side by side with other launches and copies (smfree.emulator.streams). The
+loop is event-driven. Runnable groups are run one at a time, the schedule choosing which; a group that must
+wait is parked by what it waits for and resumed by whoever satisfies it. When nothing can run, what was held
+back by courtesy (joins) goes on, then pending copies complete; after that the launch is blocked, until
+somebody else changes what it waits for or, at last, its sleeping waits time out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import floor, inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,24 +31,27 @@ from smfree.emulator.exec import (
     warp,
 )
 from smfree.emulator.exec.barrier_unit import BarrierUnit
-from smfree.emulator.exec.classes import instruction_class
 from smfree.emulator.exec.cluster_barrier import ClusterBarrier
 from smfree.emulator.exec.cluster_unit import ClusterUnit
 from smfree.emulator.exec.copy_unit import CopyUnit
-from smfree.emulator.exec.decode import Decoder, Program, Segment, Step
+from smfree.emulator.exec.decode import Decoder, Program, Step
 from smfree.emulator.exec.flow_unit import FlowUnit
+from smfree.emulator.exec.interpreter import Interpreter
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_unit import MemoryUnit
 from smfree.emulator.exec.register_unit import RegisterUnit
-from smfree.emulator.exec.report import barrier_name, place
+from smfree.emulator.exec.report import barrier_name, deadlock, place, stuck
 from smfree.emulator.exec.residency import Residency
 from smfree.emulator.exec.schedule import Schedule, make_schedule
 from smfree.emulator.exec.stall_unit import StallUnit
 from smfree.emulator.exec.sync_unit import SyncUnit
 from smfree.emulator.exec.warp_unit import WarpUnit
-from smfree.emulator.ptx import ast, effects
+from smfree.emulator.ptx import ast
+from smfree.emulator.streams import Progress
 
 if TYPE_CHECKING:
+    from smfree.emulator.host_memory import HostMemory
+    from smfree.emulator.memory import GlobalMemory
     from smfree.emulator.node import DeviceState
     from smfree.emulator.process import Context
 
@@ -75,7 +80,7 @@ class LaunchResult:
     ctas_per_sm: int = 0
 
 
-def run(
+def start(
     device: DeviceState,
     kernel: ast.Kernel,
     params: bytes,
@@ -86,31 +91,48 @@ def run(
     *,
     schedule: str = "timed",
     seed: int = 0,
-    start_cycle: float = 0.0,
+    start_s: float = 0.0,
     module_symbols: Mapping[str, int] | None = None,
     registers: int | None = None,
     context: Context | None = None,
-) -> LaunchResult:
-    """Execute a kernel on an emulated device until its last thread has exited.
+) -> Launch:
+    """A launch that begins ``start_s`` seconds after the node was made; it runs when it is advanced.
 
     ``cluster`` in CTAs; None: the launch does not speak of clusters. ``registers`` per thread limits how many
     CTAs an SM holds, where known. Raises EmulationError.
     """
-    launch = Launch(
-        device, kernel, params, grid, block, cluster, dynamic_shared_bytes, make_schedule(schedule, seed),
-        start_cycle, dict(module_symbols or {}), registers, context,
+    chosen = make_schedule(schedule, seed, device.ordinal)
+    return Launch(
+        device, kernel, params, grid, block, cluster, dynamic_shared_bytes, chosen, start_s,
+        dict(module_symbols or {}), registers, context,
     )  # fmt: skip
-    elsewhere = device.memory.report
-    device.memory.report = launch.report  # findings of global memory get CTA, thread and line too
-    try:
-        with np.errstate(all="ignore"):
-            return launch.run()
-    finally:
-        device.memory.report = elsewhere
+
+
+def run(
+    device: DeviceState,
+    kernel: ast.Kernel,
+    params: bytes,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    cluster: tuple[int, int, int] | None,
+    dynamic_shared_bytes: int,
+    **settings: Any,
+) -> LaunchResult:
+    """:func:`start` a kernel and run it, alone, until its last thread has exited. Raises EmulationError."""
+    launch = start(device, kernel, params, grid, block, cluster, dynamic_shared_bytes, **settings)
+    while (progress := launch.advance(inf)) is not Progress.DONE:
+        if progress is Progress.BLOCKED and not launch.last_resort():
+            launch.drop()
+            raise deadlock(launch)
+    return LaunchResult(launch.cycles, launch.counters, launch.findings, launch.ctas_per_sm)
 
 
 class Launch(Residency):
-    """State of one running kernel; everything the opcode handlers act on."""
+    """State of one running kernel; everything the opcode handlers act on.
+
+    Times in cycles count from when the clock of the device was last reset, which a launch on an idle device
+    does; ``origin`` is the launch's start among them.
+    """
 
     def __init__(
         self,
@@ -122,28 +144,25 @@ class Launch(Residency):
         cluster: tuple[int, int, int] | None,
         dynamic_shared_bytes: int,
         schedule: Schedule,
-        start_cycle: float,
+        start_s: float,
         symbols: dict[str, int],
         registers: int | None,
         context: Context | None = None,
     ) -> None:
-        self.context = context
+        self.context, self.start_s = context, start_s
         self.device, self.kernel, self.params = device, kernel, params
-        self.schedule = schedule
-        self.start_cycle = float(np.floor(start_cycle))  # whole: no fraction shows in what a kernel reads
+        self.schedule, self.symbols = schedule, symbols
         self.dynamic_shared_bytes = dynamic_shared_bytes
         self.shared_bytes = kernel.static_shared_bytes
         if dynamic_shared_bytes:
             self.shared_bytes = kernel.dynamic_shared_offset + dynamic_shared_bytes
-        super().__init__(device.profile, grid, block, cluster, self.shared_bytes, registers)
+        super().__init__(device, grid, block, cluster, self.shared_bytes, registers)
         spec = device.profile.device
         self.max_warps_per_sm = spec.max_warps_per_sm
         self.cycles_per_ns = spec.sm_clock_mhz / 1000.0
         self.counters = Counters(launches=1)
         self.findings: list[EmulationError] = []
         self.clock = device.clock if schedule.timed else None
-        if self.clock is not None:
-            self.clock.reset(self.node_ns(0.0))
         # Fewer warps than this, each issuing every dependent_cycles, never wait for a scheduler.
         issue = device.profile.issue
         warps = -(-self.geometry.slots // spec.num_sms) * self.geometry.warps_per_cta
@@ -155,6 +174,11 @@ class Launch(Residency):
         self.change_time = 0.0
         self.clock_reads = 0
         self.runnable: list[Group] = []
+        self.crowded = False
+        """Whether other work goes on beside this launch."""
+        self.limit = inf
+        """The cycle beyond which the present slice must not run."""
+        self._waits = False  # blocked: only somebody else can make it go on
 
         pitch = max(-(-self.shared_bytes // SHARED_GRANULE) * SHARED_GRANULE, SHARED_GRANULE)
         self.memory = MemoryUnit(self, pitch)
@@ -169,26 +193,64 @@ class Launch(Residency):
         self.registers = RegisterUnit(self, registers)
         self.trace = device.trace.begin(self) if device.trace is not None and schedule.timed else None
         self.program: Program = Decoder(kernel, self, symbols).program()
-        self._visits = [[0, 0] for _ in self.program.steps]  # warps and lanes that executed each step
+        self.interpreter = Interpreter(self, self.program)
         self._lines: dict[int, str] = {}
         self.current: Group | None = None
+        # Whole cycles, so that no fraction shows in what a kernel reads.
+        self.origin = device.residents.enter(self, float(floor(start_s * self.cycles_per_ns * 1e9)))
+        self.time += self.origin
+        self.end_time = self.change_time = self.origin
 
-    # ---------------------------------------------------------------- run loop
+    # ---------------------------------------------------------------- in slices
 
-    def run(self) -> LaunchResult:
-        """Run to the end."""
+    def advance(self, limit_s: float) -> Progress:
+        """Run until the next thing to do lies after ``limit_s`` (seconds of the node).
+
+        Infinite: until it ends or blocks, because nothing else goes on. A schedule without a clock takes any
+        other limit for one slice of its own choice.
+        """
+        self.crowded = limit_s != inf
+        self.limit = self.cycles_of(limit_s * 1e9) if self.crowded and self.clock is not None else inf
+        memory = self.device.memory
+        elsewhere = memory.report
+        memory.report = self.report  # findings of global memory get CTA, thread and line too
+        try:
+            with np.errstate(all="ignore"):
+                progress = self._advance()
+        except BaseException:
+            self.drop()
+            raise
+        finally:
+            memory.report = elsewhere
+        if self.residents.shared:
+            self.residents.looked(self)
+        return progress
+
+    def _advance(self) -> Progress:
+        schedule, turns = self.schedule, self.schedule.slice_turns() if self.crowded else inf
+        self._waits = False
         while True:
             self._admit()
-            self.schedule.before_pick(self)
+            schedule.before_pick(self)
             if self.runnable:
-                self._run_group(self.schedule.pick(self))
+                if self.crowded and schedule.slice_ends(self, turns):
+                    return Progress.RAN
+                turns -= 1
+                self.interpreter.run(schedule.pick(self))
+            elif self.crowded and self.stalls.next_turn():
+                return Progress.RAN
             elif not self._unblock():
                 break
-        self._finish()
-        return LaunchResult(self.end_time, self.counters, self.findings, self.ctas_per_sm)
+        if self.copy.pending:
+            return Progress.RAN
+        if not self.live.any() and self.dispatched:
+            self._finish()
+            return Progress.DONE
+        self._waits = True
+        return Progress.BLOCKED
 
     def _unblock(self) -> bool:
-        """Nothing is runnable: make something happen. False when the launch is over."""
+        """Nothing is runnable: make something happen that the launch can do by itself, within the limit."""
         if self.stalls.next_turn():
             return True
         if self.flow.at_join:
@@ -197,128 +259,64 @@ class Launch(Residency):
         if self.stalls.wake():
             return True
         if self.copy.pending:
+            if self.copy.next_time() > self.limit:
+                return False
             self.schedule.complete_some(self)
             return True
-        if self.stalls.next_turn(tired=True):
-            return True
-        if not self.live.any() and self.next_cta == self.num_ctas:
-            return False
-        self.stalls.time_out()
-        return True
+        return self.stalls.next_turn(tired=True)
 
-    def _run_group(self, g: Group) -> None:
-        """Run until the group parks, leaves, meets its join or the schedule wants another one."""
-        steps, visits = self.program.steps, self._visits
-        while True:
-            pc = g.pc
-            step = steps[pc]
-            count = visits[pc]
-            count[0] += len(g.lanes.warps)
-            if type(step) is Segment:
-                count[1] += g.lanes.n
-                if g.outstanding and not g.outstanding.isdisjoint(step.sources):
-                    self.memory.wait_registers(g, step.sources)
-                regs = g.regs
-                try:
-                    for action in step.actions:
-                        action(regs, g)
-                except (EmulationError, AttributeError, TypeError) as error:
-                    raise self._explain(g, pc + step.actions.index(action), error) from error
-                g.pending += step.count
-                g.pc = step.end
-            else:
-                assert isinstance(step, Step)
-                if g.outstanding and not g.outstanding.isdisjoint(step.sources):
-                    self.memory.wait_registers(g, step.sources)
-                g.pending += 1
-                self.current = g
-                try:
-                    after = self._branch(g, step) if step.action is None else self._act(g, step)
-                except EmulationError as error:
-                    instr = self.kernel.instrs[self.current.pc]
-                    raise error.locate(place(self, self.current, instr, error.index)) from None
-                except (AttributeError, TypeError) as error:
-                    raise self._explain(self.current, pc, error) from error
-                if after is None:
-                    return
-                g = after
-            join = g.join
-            if join is not None and join.pc == g.pc:
-                met = self.flow.meet(g)
-                if met is None:
-                    return
-                g = met
-            if (
-                type(step) is not Segment
-                and (self.runnable or self.copy.pending)
-                and self.schedule.switch(self, g)
-            ):
-                self.runnable.append(g)
-                return
+    @property
+    def next_s(self) -> float:
+        """When the next thing happens that it does by itself; infinite while it waits for others."""
+        if self._waits:
+            return inf
+        if self.clock is None:
+            return 0.0
+        t = self.schedule.least_time(self)
+        return self.node_ns(self.origin if t == inf else t) * 1e-9
 
-    def _explain(self, g: Group, pc: int, error: Exception) -> Exception:
-        """A located finding of a failure in one instruction; an unwritten register shows as None in numpy."""
-        instr = self.kernel.instrs[pc]
-        if not isinstance(error, EmulationError):
-            index = self.program.register_names
-            names = [n for n in sorted(effects.reads(instr)) if g.regs[index[n]] is None]
-            if not names:
-                return error
-            error = EmulationError(
-                f"{', '.join(names)} was never written; its value is undefined, initialise it first",
-                rule="register.undefined",
-                index=0,
-            )
-        return error.locate(place(self, g, instr, error.index))
+    @property
+    def end_s(self) -> float:
+        """When its latest effect was visible."""
+        return self.start_s + self.cycles / (self.device.profile.device.sm_clock_mhz * 1e6)
 
-    @staticmethod
-    def _passing(g: Group, step: Step) -> Any:
-        """Which lanes the guard lets through: True, False, or a mask when it is mixed."""
-        if step.guard is None:
-            return True
-        guard = g.regs[step.guard]
-        if type(guard) is not np.ndarray:
-            return bool(guard) is not step.negated
-        hits = int(np.count_nonzero(guard))
-        if hits in (0, g.lanes.n):
-            return (hits > 0) is not step.negated
-        return ~guard if step.negated else guard
+    @property
+    def polls_host(self) -> bool:
+        """Whether one of its loops polls host memory."""
+        return self.stalls.polls_host
 
-    def _act(self, g: Group, step: Step) -> Group | None:
-        """A visible instruction, for the lanes its guard lets through; the others wait behind it."""
-        assert step.action is not None
-        pc = g.pc
-        passing = self._passing(g, step)
-        if passing is False:
-            g.pc = pc + 1
-            return g
-        if passing is not True:
-            g, others = self.flow.split(g, passing, pc + 1, pc, pc + 1)
-            self.flow.enqueue(others)
-            self.current = g
-        self._visits[pc][1] += g.lanes.n
-        if not step.action(g):
-            return None
-        g.pc = pc + step.length
-        return g
+    def last_resort(self) -> bool:
+        """Nothing else can happen anywhere: sleeping waits time out. False where that changes nothing."""
+        with np.errstate(all="ignore"):
+            self._waits = not self.stalls.time_out()
+        return not self._waits
 
-    def _branch(self, g: Group, step: Step) -> Group | None:
-        pc = g.pc
-        passing = self._passing(g, step)
-        if passing is False:
-            g.pc = pc + 1
-            return g
-        if passing is not True:
-            taken, others = self.flow.split(g, passing, step.join, step.target, pc + 1)
-            self._visits[pc][1] += taken.lanes.n
-            self.flow.enqueue(others)
-            self.flow.enqueue(taken)
-            return None
-        self._visits[pc][1] += g.lanes.n
-        g.pc = step.target
-        if step.target <= pc and self.stalls.is_spinning(g):
-            return None
-        return g
+    def changed(self, home: GlobalMemory | HostMemory, lo: int, hi: int, time_ns: float) -> None:
+        """Somebody else has changed [lo, hi) of ``home``, visible from ``time_ns`` of the node on."""
+        self.progress += 1
+        if self.stalls.changed(home, lo, hi, self._visible(time_ns)):
+            self._waits = False
+
+    def look(self, now_s: float) -> None:
+        """Somebody else may have changed memory by now: loops that poll it look again."""
+        self.progress += 1
+        if self.stalls.look(self._visible(now_s * 1e9)):
+            self._waits = False
+
+    def _visible(self, time_ns: float) -> float:
+        return 0.0 if self.clock is None else self.cycles_of(time_ns)
+
+    def wait_no_more(self) -> None:
+        """There is room for CTAs that have not started."""
+        self._waits = False
+
+    def stuck(self) -> list[str]:
+        """What its threads wait for, in lines: its share of a deadlock report."""
+        return stuck(self)
+
+    def drop(self) -> None:
+        """The launch is over, or given up: its room is free."""
+        self.residents.leave(self)
 
     # ---------------------------------------------------------------- services for the units
 
@@ -339,6 +337,8 @@ class Launch(Residency):
             self.copy.retire(retired)
             self.registers.retire(retired)
             self.vacate(retired)
+            if self.dispatched and self.residents.shared:
+                self.residents.give_back(self)
         self.barriers.lanes_left(lanes.slots)
         self.warps.lanes_left()
         self.cluster_barrier.lanes_left(g)
@@ -346,6 +346,7 @@ class Launch(Residency):
 
     def _admit(self) -> None:
         """CTAs start in free slots."""
+        waited = self.lacks_room
         slots = self.enter()
         if slots is None:
             return
@@ -358,7 +359,8 @@ class Launch(Residency):
         lanes = self.geometry.of_slots(slots)
         if self.clock is not None:
             per_slot = self.time.reshape(self.geometry.slots, -1)
-            per_slot[slots] = per_slot[slots].max(axis=1, keepdims=True)
+            since = self.residents.freed - self.residents.epoch if waited else self.origin
+            per_slot[slots] = np.maximum(per_slot[slots].max(axis=1, keepdims=True), since)
         if self.trace is not None:
             self.trace.entered(lanes)
         self.did_something()
@@ -389,7 +391,7 @@ class Launch(Residency):
         return t
 
     def now(self, g: Group) -> Any:
-        """Cycles since the device's start, one per warp; refused under schedules without a clock."""
+        """Cycles since the node was made, one per warp; refused under schedules without a clock."""
         if self.clock is None:
             raise Unsupported(
                 f"the '{self.schedule.name}' schedule has no clock; read %clock64 and %globaltimer under "
@@ -397,20 +399,20 @@ class Launch(Residency):
                 rule="clock.none",
             )
         self.clock_reads += 1
-        return self.settle(g) + self.start_cycle
+        return self.settle(g) + self.residents.epoch
 
     def node_ns(self, cycles: Any) -> Any:
-        """Nanoseconds of the node's clock at times of this launch."""
-        return (cycles + self.start_cycle) / self.cycles_per_ns
+        """Nanoseconds since the node was made of the launch's own times."""
+        return (cycles + self.residents.epoch) / self.cycles_per_ns
 
     def cycles_of(self, ns: Any) -> Any:
-        """Times of this launch at nanoseconds of the node's clock."""
-        return ns * self.cycles_per_ns - self.start_cycle
+        """The launch's own times of nanoseconds since the node was made."""
+        return ns * self.cycles_per_ns - self.residents.epoch
 
     def nanoseconds(self, cycles: Any) -> Any:
         return cycles / self.cycles_per_ns
 
-    def advance(self, g: Group, cycles: Any) -> None:
+    def spend(self, g: Group, cycles: Any) -> None:
         """The group's warps are busy for so long, all the same or each its own time."""
         if self.clock is not None:
             self.time[g.lanes.warp_slice] = self.settle(g) + cycles
@@ -420,6 +422,11 @@ class Launch(Residency):
         if self.clock is None:
             return np.zeros(g.lanes.n)
         return self.settle(g)[g.lanes.warp_index]
+
+    @property
+    def cycles(self) -> float:
+        """Modelled time from the start to the last visible effect so far."""
+        return self.end_time - self.origin
 
     # ---------------------------------------------------------------- places and findings
 
@@ -452,17 +459,10 @@ class Launch(Residency):
             self.findings.append(finding)
 
     def _finish(self) -> None:
-        """Totals: instructions by class from how often each step ran."""
-        for pc, step in enumerate(self.program.steps):
-            warps, lanes = self._visits[pc]
-            if not warps or step is None:
-                continue
-            last = step.end if isinstance(step, Segment) else pc + step.length
-            for instr in self.kernel.instrs[pc:last]:
-                self.counters.warp_instructions += warps
-                self.counters.thread_instructions += lanes
-                self.counters.count_class(instruction_class(instr), warps)
-        self.end_time = max(self.end_time, float(self.time.max(initial=0.0)))
+        """The last thread has exited: totals."""
+        self.interpreter.count_instructions()
+        self.end_time = max(self.end_time, float(self.time.max(initial=self.origin)))
         self.memory.away.finish()
         if self.trace is not None:
-            self.trace.finish(self.end_time)
+            self.trace.finish(self.cycles)
+        self.drop()

@@ -38,7 +38,8 @@ class PeerCopies:
         launch.counters.cluster_async_bytes += int(batch.nbytes.sum())
         if launch.clock is not None:
             index = lanes.warp_index
-            sm, peer = lanes.sm[index], to.flat // launch.memory.pitch % launch.geometry.num_sms
+            geometry = launch.geometry
+            sm, peer = lanes.sm[index], geometry.sm_of_slot[to.flat // launch.memory.pitch]
             batch.read_at[:], batch.complete_at[:] = launch.clock.bulk_cluster(
                 sm, peer, launch.settle(g)[index], batch.nbytes
             )

@@ -89,27 +89,55 @@ def waiting_threads(launch: Launch, parts: list[tuple[Group, Any]]) -> list[str]
 
 
 def deadlock(launch: Launch) -> Deadlock:
-    """The exact reason why nothing can run any more."""
+    """The exact reason why nothing can run any more, of a kernel that ran alone."""
     lines = ["deadlock: no thread can run, no copy is pending, and no wait can time out into anything new."]
-    lines += _mbarrier_lines(launch)
+    return Deadlock("\n".join(lines + stuck(launch)), rule="deadlock")
+
+
+def stuck(launch: Launch) -> list[str]:
+    """What the threads of a kernel wait for, and which CTAs never started."""
+    lines = _mbarrier_lines(launch)
     lines += _barrier_lines(launch)
     lines += _cluster_lines(launch)
     lines += _warp_lines(launch)
     lines += _register_lines(launch)
-    spinning = waiting_threads(launch, [(g, None) for _, g in launch.stalls.spinning])
-    if spinning:
-        lines.append("looping for ever over what nobody else will change: " + "; ".join(_few(spinning)))
-    if launch.next_cta < launch.num_ctas:
-        first, last = launch.next_cta, launch.num_ctas - 1
-        linear = launch.cluster[1] == launch.cluster[2] == 1
-        which = f"CTAs {first}-{last}" if linear else f"{last - first + 1} of {last + 1} CTAs"
-        lines.append(
-            f"{which} never started: {launch.geometry.slots} CTAs fill the device and none of them leaves. "
-            "A kernel whose CTAs wait for each other needs all of them resident; launch it cooperatively "
-            "or with a "
-            f"grid of at most {launch.geometry.slots}."
+    lines += _poll_lines(launch)
+    if not launch.dispatched:
+        lines.append(_not_started(launch))
+    return lines
+
+
+def _poll_lines(launch: Launch) -> list[str]:
+    """The loops that poll in vain, and the words they poll."""
+    spins = launch.stalls.spinning
+    if not spins:
+        return []
+    threads = waiting_threads(launch, [(spin.group, None) for spin in spins])
+    lines = ["looping for ever over what nobody else will change: " + "; ".join(_few(threads))]
+    words = dict.fromkeys(
+        f"{phrase.partition(' at ')[0]} polls {look}"
+        for spin in spins
+        for look in spin.looks
+        for phrase in waiting_threads(launch, [(spin.group, None)])
+    )
+    return lines + _few(list(words))
+
+
+def _not_started(launch: Launch) -> str:
+    first, last = launch.next_cta, launch.num_ctas - 1
+    linear = launch.cluster[1] == launch.cluster[2] == 1
+    which = f"CTAs {first}-{last}" if linear else f"{last - first + 1} of {last + 1} CTAs"
+    if launch.lacks_room:
+        others = ", ".join(each.kernel.name for each in launch.residents.launches if each is not launch)
+        return (
+            f"{which} never started: beside {others} the device has no room for them. Kernels whose CTAs "
+            "wait for each other need all of them resident; use smaller grids, or run them one after another."
         )
-    return Deadlock("\n".join(lines), rule="deadlock")
+    return (
+        f"{which} never started: {launch.geometry.slots} CTAs fill the device and none of them leaves. "
+        "A kernel whose CTAs wait for each other needs all of them resident; launch it cooperatively or with "
+        f"a grid of at most {launch.geometry.slots}."
+    )
 
 
 def _mbarrier_lines(launch: Launch) -> list[str]:

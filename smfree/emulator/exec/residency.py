@@ -6,27 +6,31 @@ Slots are dealt to SMs in turn; a cluster takes neighbouring ones, and leaves th
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smfree.emulator.errors import EmulationError, Unsupported
 from smfree.emulator.exec.lanes import WARP_SIZE, Geometry, LaneSet
 from smfree.emulator.exec.report import xyz
-from smfree.emulator.occupancy import occupancy, resident_clusters
-from smfree.emulator.profile import Profile
+from smfree.emulator.occupancy import footprint, occupancy, resident_clusters
+
+if TYPE_CHECKING:
+    from smfree.emulator.node import DeviceState
 
 Extent = tuple[int, int, int]
 
 
 class Residency:
     """``cta`` is the linear number of the CTA in each slot, ``live`` how many of its threads have not exited,
-    ``alive`` which. ``next_cta`` of ``num_ctas`` start when slots are free."""
+    ``alive`` which. ``next_cta`` of ``num_ctas`` start when slots are free and the device has room."""
 
     def __init__(
-        self, profile: Profile, grid: Extent, block: Extent, cluster: Extent | None, shared_bytes: int,
+        self, device: DeviceState, grid: Extent, block: Extent, cluster: Extent | None, shared_bytes: int,
         registers: int | None,
     ) -> None:  # fmt: skip
+        profile = device.profile
+        self.residents = device.residents
         self.explicit_cluster = cluster is not None
         self.grid, self.block, self.cluster = grid, block, cluster or (1, 1, 1)
         self.cluster_size = prod(self.cluster)
@@ -41,24 +45,45 @@ class Residency:
         self.ctas_per_sm = resident_ctas(spec, threads, shared_bytes, registers)
         room = resident_clusters(spec, self.ctas_per_sm, self.cluster_size) * self.cluster_size
         slots = min(self.num_ctas, room)
+        self.footprint = footprint(spec, threads, registers, shared_bytes)
         self.geometry = Geometry(threads, slots, spec.num_sms, self.cluster_size)
         self.cta = np.full(slots, -1, np.int64)
         self.live = np.zeros(slots, np.int64)
         self.alive = np.zeros(slots * threads, np.bool_)
         self.next_cta = 0
         self._free_slots: list[int] = list(range(slots))
+        self._dealt = False  # whether slots have other SMs than those they get on an empty device
+        self.lacks_room = False  # CTAs have found no room beside other launches
+        self._tried = -1  # the state of the device in which that was
 
     def enter(self) -> Any:
         """Waiting CTAs move into free slots, cluster by cluster: these slots, or None."""
         if not self._free_slots or self.next_cta >= self.num_ctas:
             return None
         slots = np.array(sorted(self._free_slots)[: self.num_ctas - self.next_cta], np.int64)
+        if self._dealt or self.residents.shared:
+            if self._tried == self.residents.version:
+                return None
+            slots = self._deal(slots)
+            if not len(slots):
+                return None
         taken = set(slots.tolist())
         self._free_slots = [s for s in self._free_slots if s not in taken]
         self.cta[slots] = self._in_launch_order(self.next_cta + np.arange(len(slots)))
         self.next_cta += len(slots)
         self.live[slots] = self.geometry.threads
         self.alive[self.geometry.of_slots(slots).ids] = True
+        return slots
+
+    def _deal(self, slots: Any) -> Any:
+        """Give slots an SM that has room beside other launches; those of whole clusters that get one."""
+        sms = self.residents.room(self.footprint, self.ctas_per_sm, self)[: len(slots)]
+        slots = slots[: len(sms) // self.cluster_size * self.cluster_size]
+        if len(slots):
+            self.geometry.deal(slots, sms[: len(slots)])
+            self._dealt = True
+        self.lacks_room = len(slots) < min(len(self._free_slots), self.num_ctas - self.next_cta)
+        self._tried = self.residents.version
         return slots
 
     def exit(self, lanes: LaneSet) -> Any:
@@ -75,6 +100,18 @@ class Residency:
             over = clusters[~self.live.reshape(-1, size)[clusters].any(axis=1)]
             retired = (over[:, None] * size + np.arange(size)).ravel()
         self._free_slots.extend(retired.tolist())
+        self._tried = -1
+
+    @property
+    def dispatched(self) -> bool:
+        """Whether every CTA has started."""
+        return self.next_cta == self.num_ctas
+
+    @property
+    def sms(self) -> Any:
+        """The SM of each resident CTA."""
+        held = (self.live.reshape(-1, self.cluster_size) > 0).any(axis=1)
+        return self.geometry.sm_of_slot[np.repeat(held, self.cluster_size)]
 
     def _in_launch_order(self, nth: Any) -> Any:
         """Linear numbers in the grid of the nth CTAs to start: whole clusters, in the order of their ids."""

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 SCHEDULES = ("timed", "min-pc", "producer-ahead", "async-earliest", "async-latest", "random")
 
 
-def make_schedule(name: str, seed: int = 0) -> Schedule:
-    """The schedule of this name; "random" is reproduced by its seed."""
+def make_schedule(name: str, seed: int = 0, device: int = 0) -> Schedule:
+    """The schedule of this name; "random" is reproduced by its seed, another on each device of a node."""
     kinds: dict[str, type[Schedule]] = {
         "timed": Timed,
         "min-pc": MinPC,
@@ -32,7 +32,7 @@ def make_schedule(name: str, seed: int = 0) -> Schedule:
     }
     if name not in kinds:
         raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)} (got '{name}')")
-    return kinds[name](seed)
+    return kinds[name](seed, device)
 
 
 class Schedule:
@@ -43,7 +43,9 @@ class Schedule:
     fair = False  # does every runnable group get its turn, whatever the others do?
     fuses = True  # may neighbouring accesses of a group act as one?
 
-    def __init__(self, seed: int = 0) -> None:
+    slice_groups = 64  # picked in one slice of a launch that others run beside
+
+    def __init__(self, seed: int = 0, device: int = 0) -> None:
         self.seed = seed
 
     def initial(self, lanes: LaneSet) -> list[LaneSet]:
@@ -66,6 +68,18 @@ class Schedule:
         batch = launch.copy.pending[0]
         launch.copy.complete(batch, np.flatnonzero(~batch.done)[:1])
 
+    def least_time(self, launch: Launch) -> float:
+        """There is no time."""
+        return 0.0
+
+    def slice_turns(self) -> float:
+        """How many groups may be picked in a slice of a launch that others run beside."""
+        return self.slice_groups
+
+    def slice_ends(self, launch: Launch, turns: float) -> bool:
+        """Whether it is the others' turn, with so many picks left."""
+        return turns <= 0
+
 
 class MinPC(Schedule):
     """The default of untimed runs."""
@@ -77,8 +91,8 @@ class AsyncEarliest(Schedule):
 
     name = "async-earliest"
 
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(seed)
+    def __init__(self, seed: int = 0, device: int = 0) -> None:
+        super().__init__(seed, device)
         self._fresh: list[PendingCopies] = []  # issued by the latest visible instruction
         self._seen: list[PendingCopies] = []
 
@@ -131,9 +145,12 @@ class Random(Schedule):
     fuses = False
     fair = True
 
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(seed)
-        self.rng = np.random.default_rng(seed)
+    def __init__(self, seed: int = 0, device: int = 0) -> None:
+        super().__init__(seed, device)
+        self.rng = np.random.default_rng([seed, device] if device else seed)
+
+    def slice_turns(self) -> float:
+        return float(self.rng.integers(1, 33))
 
     def initial(self, lanes: LaneSet) -> list[LaneSet]:
         starts = [*lanes.warp_starts.tolist(), lanes.n]
@@ -176,6 +193,16 @@ class Timed(Schedule):
     def _times(self, launch: Launch, groups: list[Group]) -> list[float]:
         return [float(launch.time[g.lanes.warp_slice].min()) for g in groups]
 
+    def least_time(self, launch: Launch) -> float:
+        """When the next thing happens that the launch does by itself; infinite if nothing does."""
+        return min([launch.copy.next_time(), *self._times(launch, launch.runnable)])
+
+    def slice_turns(self) -> float:
+        return np.inf
+
+    def slice_ends(self, launch: Launch, turns: float) -> bool:
+        return min(self._times(launch, launch.runnable)) > launch.limit
+
     def before_pick(self, launch: Launch) -> None:
         if not launch.runnable or not (launch.flow.at_join or launch.copy.pending):
             return
@@ -200,17 +227,18 @@ class Timed(Schedule):
         )
 
     def switch(self, launch: Launch, g: Group) -> bool:
-        if not launch.runnable and launch.copy.next_time() == np.inf:
+        if not launch.runnable and launch.copy.next_time() == np.inf and not launch.crowded:
             return False
         mine = float(launch.time[g.lanes.warp_slice].min())
-        if launch.copy.next_time() <= mine:
+        if launch.copy.next_time() <= mine or mine > launch.limit:
             return True
         others = zip(launch.runnable, self._times(launch, launch.runnable), strict=True)
         early, late = mine - self.window_cycles, mine + self.window_cycles
         return any(t < early or (other.pc <= g.pc and t <= late) for other, t in others)
 
     def complete_some(self, launch: Launch) -> None:
-        launch.copy.complete_due(launch.copy.next_time() + self.window_cycles)
+        due = launch.copy.next_time()
+        launch.copy.complete_due(max(due, min(due + self.window_cycles, launch.limit)))
 
 
 def take(launch: Launch, chosen: Group) -> Group:

@@ -33,7 +33,7 @@ def reader(dec: Decoder, name: str) -> Reader:
         "%laneid": lambda g: g.lanes.laneid,
         "%warpid": lambda g: g.lanes.tid // WARP_SIZE,
         "%nwarpid": lambda g: launch.max_warps_per_sm,
-        "%smid": lambda g: _per_slot(g, g.lanes.slots % launch.geometry.num_sms),
+        "%smid": lambda g: _per_slot(g, launch.geometry.sm_of_slot[g.lanes.slots]),
         "%nsmid": lambda g: launch.geometry.num_sms,
         "%gridid": lambda g: 1,
         "%clock64": lambda g: _clock(launch, g),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smfree.emulator.exec.lanes import Group, LaneSet
-from smfree.emulator.exec.report import deadlock
+from smfree.emulator.exec.polls import Look, looks, on_host
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch
+    from smfree.emulator.host_memory import HostMemory
+    from smfree.emulator.memory import GlobalMemory
 
 DEFAULT_TRY_WAIT_NS = 1000.0  # the ISA leaves the limit to the system; only a hang ever sees it
 MAX_TIME_OUTS = 10_000
@@ -20,8 +23,27 @@ TIRED_TURNS = 4096  # before joins are given up and copies complete
 FAIR_TURNS = 16  # before a fair schedule looks at joins and spinners again
 
 
+@dataclass(slots=True)
+class Spin:
+    """A polling group that is parked. ``progress``: the state of the launch that it has seen.
+
+    ``looks``: the words it polls; ``complete``: nothing else can end its loop.
+    """
+
+    group: Group
+    progress: int
+    looks: list[Look]
+    complete: bool
+
+    def has_news(self, progress: int) -> bool:
+        """Whether another turn could differ from the last."""
+        if self.complete:
+            return any(look.changed() for look in self.looks)
+        return self.progress != progress
+
+
 class StallUnit:
-    """``spinning`` holds polling groups with the state of the launch (``progress``) they have seen.
+    """``spinning`` holds the polling groups that are parked until what they see may change.
 
     A loop that counts while it polls changes its registers in every turn, so it never stands still. Under
     schedules that are not fair by themselves it steps aside: ``_polite`` until the other groups have had
@@ -30,23 +52,26 @@ class StallUnit:
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        self.spinning: list[tuple[int, Group]] = []
+        self.spinning: list[Spin] = []
         self._marks: dict[tuple[int, int], tuple[tuple[tuple[int, int], int], list[Any], LaneSet, int]] = {}
         self._polite: list[Group] = []
         self._tired: list[Group] = []
         self._mark: tuple[tuple[int, int], Any] = ((-1, 0), None)
         self._time_outs = 0
 
-    def time_out(self) -> None:
-        """Sleeping waits give up. If nothing has changed since they last did, it is a deadlock."""
+    # ---------------------------------------------------------------- time-outs
+
+    def time_out(self) -> bool:
+        """Sleeping waits give up. False when nothing has changed since they last did: a deadlock."""
         sleepers = self.launch.sync.sleepers
         mark = (self._seen, self._picture())
         self._time_outs += 1
         if not sleepers or self._same_picture(mark, self._mark) or self._time_outs > MAX_TIME_OUTS:
-            raise deadlock(self.launch)
+            return False
         self._mark = mark
         growth = 2.0 ** min(self._time_outs - 1, 40)
         self.launch.sync.time_out(DEFAULT_TRY_WAIT_NS * growth * self.launch.cycles_per_ns)
+        return True
 
     @property
     def _seen(self) -> tuple[int, int]:
@@ -55,7 +80,7 @@ class StallUnit:
 
     def _picture(self) -> list[tuple[int, int, list[Any]]]:
         """Everything that could make sleeping or spinning threads act differently next time."""
-        groups = [*self.launch.sync.sleepers, *(g for _, g in self.spinning)]
+        groups = [*self.launch.sync.sleepers, *(spin.group for spin in self.spinning)]
         return [(g.pc, id(g.lanes), [g.regs[r] for r in self.launch.program.live(g.pc)]) for g in groups]
 
     @staticmethod
@@ -68,13 +93,15 @@ class StallUnit:
             for x, y in zip(sorted(a[1], key=key), sorted(b[1], key=key), strict=True)
         )
 
-    def is_spinning(self, g: Group) -> bool:
-        """At a backward branch: park the group if a turn changed neither shared state nor its registers, or
-        if it has had enough turns."""
+    # ---------------------------------------------------------------- polling loops
+
+    def is_spinning(self, g: Group, last: int) -> bool:
+        """At a backward branch, the instruction ``last``, to where ``g`` stands now: park the group if a turn
+        changed neither shared state nor its registers, or if it has had enough turns."""
+        launch = self.launch
         key = (g.pc, id(g.lanes))
-        progress = self.launch.progress
         seen = (self._seen, self._time_outs)  # after a time-out a wait goes back to sleep: that is no polling
-        now = [g.regs[r] for r in self.launch.program.live(g.pc)]
+        now = [g.regs[r] for r in launch.program.live(g.pc)]
         before = self._marks.get(key)
         if len(self._marks) >= MARKS_KEPT:
             self._marks.clear()
@@ -82,10 +109,13 @@ class StallUnit:
         self._marks[key] = (seen, now, g.lanes, turns)  # the lanes, so that their id stays theirs
         if before is None:
             return False
-        if before[0] == seen and all(_equal(a, b) for a, b in zip(before[1], now, strict=True)):
-            self.spinning.append((progress, g))
-            return True
-        if self.launch.schedule.fair:
+        still = before[0] == seen
+        if (still or launch.crowded) and all(_equal(a, b) for a, b in zip(before[1], now, strict=True)):
+            spin = Spin(g, launch.progress, *looks(launch, g, g.pc, last))
+            if (still and not spin.complete) or (spin.complete and not spin.has_news(launch.progress)):
+                self.spinning.append(spin)
+                return True
+        if launch.schedule.fair:
             return turns % FAIR_TURNS == FAIR_TURNS - 1 and self._lets_look(g)
         return turns >= POLITE_TURNS and self._steps_aside(g, turns)
 
@@ -100,7 +130,7 @@ class StallUnit:
     def _steps_aside(self, g: Group, turns: int) -> bool:
         """Whether it is time to let others go first."""
         launch = self.launch
-        if turns % POLITE_TURNS == 0 and launch.runnable:
+        if turns % POLITE_TURNS == 0 and (launch.runnable or launch.crowded):
             self._polite.append(g)
         elif turns % TIRED_TURNS == 0 and (
             self._polite or self.spinning or launch.flow.at_join or launch.copy.pending
@@ -119,19 +149,41 @@ class StallUnit:
         return went
 
     def wake(self) -> bool:
-        """Spinning groups run again once shared state has changed.
+        """Spinning groups run again once what they see has changed.
 
         Whoever polls memory goes on after the latest change, because it is not known which one it waits for.
         A look at an mbarrier knows the time of its phase.
         """
-        ready = [g for seen, g in self.spinning if seen != self.launch.progress]
-        self.spinning = [(seen, g) for seen, g in self.spinning if seen == self.launch.progress]
-        for g in ready:
-            if self.launch.clock is not None and not g.polls:
+        return self._resume([s for s in self.spinning if s.has_news(self.launch.progress)], None)
+
+    def changed(self, home: GlobalMemory | HostMemory, lo: int, hi: int, time: float) -> bool:
+        """Somebody has changed [lo, hi) of ``home``, visible from ``time`` on (cycles): who polls it goes on
+        then."""
+        return self._resume([s for s in self.spinning if any(k.meets(home, lo, hi) for k in s.looks)], time)
+
+    def look(self, time: float) -> bool:
+        """Somebody may have changed memory by ``time``: who polls what is different now goes on."""
+        return self._resume([s for s in self.spinning if any(k.changed() for k in s.looks)], time)
+
+    def _resume(self, spins: list[Spin], time: float | None) -> bool:
+        """These go on, not before ``time`` (None: the latest change that the launch itself has made)."""
+        if not spins:
+            return False
+        launch, gone = self.launch, set(map(id, spins))
+        self.spinning = [s for s in self.spinning if id(s) not in gone]
+        for spin in spins:
+            g = spin.group
+            if launch.clock is not None and not (time is None and g.polls):
+                earliest = launch.change_time if time is None else time
                 w = g.lanes.warp_slice
-                self.launch.time[w] = np.maximum(self.launch.settle(g), self.launch.change_time)
-            self.launch.runnable.append(g)
-        return bool(ready)
+                launch.time[w] = np.maximum(launch.settle(g), earliest)
+            launch.runnable.append(g)
+        return True
+
+    @property
+    def polls_host(self) -> bool:
+        """Whether a loop polls host memory, which somebody outside may write."""
+        return any(on_host(spin.looks) for spin in self.spinning)
 
 
 def _equal(a: Any, b: Any) -> bool:

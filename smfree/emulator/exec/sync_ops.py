@@ -45,7 +45,7 @@ def nanosleep(dec: Decoder, ins: ast.Instr) -> Visible:
 
     def act(g: Group) -> bool:
         longest = np.maximum.reduceat(per_lane(g.regs[t], g), g.lanes.warp_starts)
-        launch.advance(g, longest * launch.cycles_per_ns)
+        launch.spend(g, longest * launch.cycles_per_ns)
         return True
 
     return act

@@ -66,7 +66,7 @@ class SyncUnit:
         launch = self.launch
         launch.counters.mbarrier_arrivals += g.lanes.n
         if launch.clock is not None:
-            launch.advance(g, launch.clock.mbarrier_arrive_cycles)
+            launch.spend(g, launch.clock.mbarrier_arrive_cycles)
         launch.peers.arrived(g.lanes, keys)
         state = self.mbarriers.arrive(
             keys, count, self._times(g, keys), expect_tx=expect_tx, drop=drop, no_complete=no_complete
@@ -186,7 +186,7 @@ class SyncUnit:
             self.mbarriers.unpark(wait.keys)
             g.regs[wait.predicate] = np.bool_(False)
             limit = cycles if wait.limit_ns is None else wait.limit_ns * self.launch.cycles_per_ns
-            self.launch.advance(g, limit)
+            self.launch.spend(g, limit)
         self.launch.flow.resume(sleepers)
 
     # ---------------------------------------------------------------- fences
@@ -197,4 +197,4 @@ class SyncUnit:
         if scope in ("cluster", "gpu", "sys"):
             launch.memory.settle_stores(g, scope)
         if launch.clock is not None:
-            launch.advance(g, launch.clock.fence_cycles[scope])
+            launch.spend(g, launch.clock.fence_cycles[scope])
