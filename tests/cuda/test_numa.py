@@ -58,6 +58,25 @@ def test_emulated_buffer_lies_where_it_was_put(four: list[Device], pinned: bool)
     assert placed(device, address) is None
 
 
+@pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "pageable"])
+def test_copies_of_the_far_node_take_longer(four: list[Device], pinned: bool) -> None:
+    """By the profile's fraction; the near node is as fast as one that nobody chose (modelled)."""
+    device, nbytes = four[3], 4 << 20
+    array = device.asarray(np.zeros(nbytes, np.uint8))
+    stream = device.stream()
+    make = device.pinned if pinned else device.pageable
+    times = {}
+    for node in (None, 1, 0):
+        buffer = make(nbytes, numa_node=node)
+        before = stream.record()
+        array.copy_from(buffer, stream=stream)
+        after = stream.record()
+        stream.synchronize()
+        times[node] = after.elapsed_us(before)
+    assert times[1] == pytest.approx(times[None], rel=0.01)
+    assert times[0] / times[1] == pytest.approx(1 / 0.75, rel=0.05)
+
+
 def test_node_that_does_not_exist_is_refused(four: list[Device]) -> None:
     with pytest.raises(UnavailableError, match=r"NUMA nodes 0 to 1 \(got 2\)"):
         four[0].pageable(4, numa_node=2)

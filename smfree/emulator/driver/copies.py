@@ -203,6 +203,8 @@ def _copy_seconds(device: DeviceState, dst: Place, src: Place, nbytes: int) -> f
     else:
         pageable = any(place.device is None and not place.pinned for place in (dst, src))
         rate = (host.pcie_pageable_gbps if pageable else host.pcie_pinned_gbps) * 1e9
+        if any(place.numa_node not in (None, device.numa_node) for place in (dst, src)):
+            rate *= device.profile.link.far_numa_fraction
     return host.copy_startup_us * 1e-6 + nbytes / rate
 
 

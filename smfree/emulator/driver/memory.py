@@ -22,6 +22,7 @@ class Place(NamedTuple):
     """Where an address lies: on a device, in page-locked host memory (``known``), or in pageable memory.
 
     ``address`` is the process's; on a device the bytes are those of ``memory`` from ``at`` on.
+    ``numa_node``: that of host memory, None where nobody chose one.
     """
 
     address: int
@@ -29,6 +30,7 @@ class Place(NamedTuple):
     known: HostRange | None = None
     memory: GlobalMemory | None = None
     at: int = 0
+    numa_node: int | None = None
 
     @property
     def pinned(self) -> bool:
@@ -255,7 +257,7 @@ class MemoryCalls(DriverBase):
                         f"{role}: [{address:#x}, +{nbytes}) is partly inside the page-locked range "
                         f"[{other.address:#x}, +{other.nbytes}); copy within one of them"
                     )
-        return Place(address, None, known)
+        return Place(address, None, known, numa_node=self.node.host.numa_node_of(self.process, address))
 
     def _located(self, address: int) -> Located | None:
         """Where one byte of this process is; None when the driver does not know it."""
