@@ -225,7 +225,7 @@ def _attach(address: str, spec: DeviceSpec, asked: dict[str, Any]) -> Any:
     """This process's driver on a served node, which must be the one asked for; defaults take its settings."""
     from smfree.emulator.server import NodeLost, attach
 
-    rank = os.environ.get("RANK")
+    rank = os.environ.get("SMFREE_RANK") or os.environ.get("RANK")
     try:
         driver = attach(address, f"rank {rank}" if rank else "")
     except NodeLost as error:

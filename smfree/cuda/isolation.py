@@ -6,6 +6,7 @@ either is a result among others.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -15,7 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class Ending(StrEnum):
@@ -55,7 +59,7 @@ def run_isolated(function: Callable[..., Any], *args: Any, timeout_s: float) -> 
         return Outcome(Ending(ending), value, text)
     except EOFError:
         process.join(timeout=5)
-        return Outcome(Ending.DIED, text=f"{function.__name__} {_died(process.exitcode)}")
+        return Outcome(Ending.DIED, text=f"{function.__name__} {how_it_ended(process.exitcode)}")
     finally:
         receiver.close()
         if process.is_alive():
@@ -63,14 +67,15 @@ def run_isolated(function: Callable[..., Any], *args: Any, timeout_s: float) -> 
         process.join(timeout=5)
 
 
-def _died(exitcode: int | None) -> str:
+def how_it_ended(exitcode: int | None) -> str:
+    """What the exit code of a process says of its end."""
     if exitcode is not None and exitcode < 0:
         return f"was killed by {signal.Signals(-exitcode).name}"
     return f"ended its process with exit code {exitcode}"
 
 
 def _call(sender: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     try:
         sender.send((Ending.RETURNED.value, function(*args), ""))
     except Exception as error:  # the call's, or that its result cannot be pickled
@@ -79,8 +84,14 @@ def _call(sender: Connection, function: Callable[..., Any], args: tuple[Any, ...
     sender.close()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """In a child of multiprocessing: die when the parent does, also while native code runs."""
     parent = multiprocessing.parent_process()
     assert parent is not None
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ends with the thread that started the child
+    threading.Thread(target=_kill_after, args=(parent,), daemon=True).start()
+
+
+def _kill_after(parent: BaseProcess) -> None:
     parent.join()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 
 class RankError(Exception):
@@ -31,11 +32,12 @@ class RendezvousMismatch(RankError):
 
 class RankFailed(RankError):
     """A rank of :func:`smfree.ranks.spawn` raised, was killed or did not end. ``rank`` says which; its
-    exception is the cause of this one where it could be carried over."""
+    exception is the cause of this one where it could be carried over. ``results``: what others returned."""
 
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message)
         self.rank = rank
+        self.results: dict[int, Any] = {}
 
 
 def named(ranks: Iterable[int]) -> str:

@@ -19,6 +19,8 @@ from smfree.ranks.errors import PeerLost, RankError, RendezvousMismatch, Rendezv
 from smfree.ranks.meeting import Meeting
 from smfree.ranks.wire import Kind, Link, Message
 
+_LOOK_S = 60.0
+"""The longest wait between two looks."""
 _FAREWELL_S = 1.0
 """How long ``close`` tries to send what is left."""
 
@@ -224,6 +226,8 @@ class UnixRendezvous:
         gone.update((peer, "has closed its rendezvous") for peer in absent if peer in self._left)
         if not gone:
             return
+        first = {peer: text for peer, text in gone.items() if PeerLost.__name__ not in text}
+        gone = first or gone  # not those that failed because of others
         how = "; ".join(f"{self._label(peer)} {text}" for peer, text in sorted(gone.items()))
         where = f"in {doing} " if doing else ""
         waited = f"{self._me} waited {where}for {self._named(absent or gone)}: {how}"
@@ -257,7 +261,7 @@ class UnixRendezvous:
             poller.register(fd, select.POLLIN)
         if self._launcher is not None:
             poller.register(self._launcher, select.POLLIN)
-        ready = {fd for fd, _ in poller.poll(max(0, timeout_s) * 1e3)}
+        ready = {fd for fd, _ in poller.poll(max(0.0, min(timeout_s, _LOOK_S)) * 1e3)}
         ended = [peer for peer, fd in self._pidfds.items() if fd in ready]
         for peer, link in self._links.items():
             if not link.ended and (link.socket.fileno() in ready or peer in ended):

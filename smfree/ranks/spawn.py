@@ -1,0 +1,309 @@
+"""Ranks as child processes: one function, run by each of them.
+
+A rank that fails, is killed or hangs ends them all within seconds, and the caller gets the failure that was
+first, not what it led to in the other ranks. Nothing outlives the call, nor the calling process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import secrets
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from smfree.cuda.choose import NODE_VARIABLE
+from smfree.cuda.isolation import end_with_parent, how_it_ended
+from smfree.ranks.context import RankContext
+from smfree.ranks.environment import RANK, RENDEZVOUS, WORLD_SIZE
+from smfree.ranks.errors import RankError, RankFailed, named
+from smfree.ranks.gpus import Gpus
+from smfree.ranks.unix import UnixRendezvous
+
+
+def spawn(
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    device: str | None = "emu:h100x8",
+    timeout_s: float = 120.0,
+    grace_s: float = 5.0,
+    several_per_gpu: bool = False,
+    schedule: str = "timed",
+    seed: int = 0,
+    strict: str = "error",
+    start_method: str = "spawn",
+) -> list[Any]:
+    """Call ``function(context, *args)`` in ``world_size`` processes; what each returned, by rank.
+
+    ``context`` is a :class:`RankContext`: rank, world_size, rendezvous, and the rank's device, open: GPU
+    number ``rank`` of those that ``device`` names (None: no device). ``several_per_gpu`` lets ranks share
+    GPUs: for correctness, a bandwidth means nothing then. Emulated GPUs are served by one more process;
+    ``schedule``, ``seed`` and ``strict`` are theirs. ``function`` lives at a module's top level, and
+    everything that is passed can be pickled.
+
+    Raises RankFailed: a rank raised (its exception is the cause) or died, after which the others have
+    ``grace_s`` to end by themselves; or not all had ended after ``timeout_s``. Raises RankError for what
+    cannot be started, and for any start method but ``spawn``: a forked child can use neither CUDA nor the
+    threads of this process (case D12).
+    """
+    _check(function, world_size, start_method)
+    gpus = None if device is None else Gpus.of(device)
+    environment: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        if gpus is not None:
+            gpus.check(world_size, several_per_gpu)
+            if gpus.emulated:
+                environment[NODE_VARIABLE] = stack.enter_context(_serve(gpus, schedule, seed, strict))
+        name = secrets.token_hex(16)
+        environment |= {RENDEZVOUS: name, WORLD_SIZE: str(world_size)}
+        task = _Task(function, args, world_size, name, gpus, environment, timeout_s)
+        launch = stack.enter_context(_Launch(task))
+        return launch.results(timeout_s, grace_s)
+
+
+def _check(function: Callable[..., Any], world_size: int, start_method: str) -> None:
+    if start_method != "spawn":
+        raise RankError(
+            f"ranks are started with the method spawn (got {start_method!r}): a process forked after CUDA "
+            "was initialised cannot use it, and one forked before inherits locks of threads that it has not; "
+            "leave start_method out"
+        )
+    if world_size < 1:
+        raise RankError(f"there is at least one rank (got world_size {world_size})")
+    try:
+        pickle.dumps(function)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise RankError(
+            f"a rank's function lives at a module's top level, so that its process can import it ({error})"
+        ) from None
+
+
+@contextlib.contextmanager
+def _serve(gpus: Gpus, schedule: str, seed: int, strict: str) -> Iterator[str]:
+    from smfree.emulator.server import start
+
+    with start(gpus.node, schedule=schedule, seed=seed, strict=strict) as node:
+        yield node.address
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What every rank needs to know."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    world_size: int
+    name: str
+    gpus: Gpus | None
+    environment: dict[str, str]
+    timeout_s: float
+
+
+# --- in the child ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """How a rank failed. ``text``: in full. ``follows``: because another was lost, so it is not the first."""
+
+    how: str
+    text: str
+    follows: bool = False
+    error: BaseException | None = None
+
+
+def _rank(task: _Task, rank: int, launcher: Connection, stacks: Connection) -> None:
+    """Run one rank and tell the launcher how it ended."""
+    end_with_parent()
+    faulthandler.register(signal.SIGUSR1, file=stacks.fileno(), all_threads=False)
+    os.environ.update(task.environment | {RANK: str(rank)})
+    context: RankContext | None = None
+    try:
+        rendezvous = UnixRendezvous(task.name, rank, task.world_size, launcher=launcher)
+        context = RankContext(rank, task.world_size, rank, rendezvous)
+        if task.gpus is not None:
+            context.open(task.gpus)
+        value = task.function(context, *task.args)
+        launcher.send(("returned", value))
+    except BaseException as error:
+        launcher.send(("raised", _described(error)))
+        if context is not None:
+            context.close(f"{type(error).__name__}: {error}")
+        raise SystemExit(1) from None
+    context.close()
+
+
+def _described(error: BaseException) -> _Failure:
+    text = "".join(traceback.format_exception(error)).rstrip()
+    follows = any(base.__name__ == "PeerLost" for base in type(error).__mro__)
+    carried: BaseException | None = error
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # an exception with arguments of its own
+        carried = None
+    return _Failure(f"failed: {text.splitlines()[-1]}", f"failed: {text}", follows, carried)
+
+
+# --- in the parent -----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Child:
+    rank: int
+    process: SpawnProcess
+    messages: Connection
+    stacks: Connection
+    ended: int
+    """A pid file descriptor: the sentinel of multiprocessing is held open by the rank's own children."""
+    value: Any = None
+    returned: bool = False
+    failure: _Failure | None = None
+    alive: bool = True
+    killed: bool = False
+    """By us."""
+
+
+@dataclass(eq=False)
+class _Launch:
+    """The running ranks. A context manager that kills what is left."""
+
+    task: _Task
+    children: list[_Child] = field(default_factory=list)
+    failures: list[_Child] = field(default_factory=list)
+    """In the order in which they were seen."""
+    _first_at: float = 0.0
+
+    def __enter__(self) -> _Launch:
+        try:
+            for rank in range(self.task.world_size):
+                self._start(rank)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self.children:
+            if child.alive:
+                child.process.kill()
+        for child in self.children:
+            child.process.join()
+            child.process.close()
+            child.messages.close()
+            child.stacks.close()
+            os.close(child.ended)
+        self.children.clear()
+
+    def _start(self, rank: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        stacks, stacks_there = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_rank, args=(self.task, rank, there, stacks_there), name=f"smfree rank {rank}"
+        )
+        process.start()
+        there.close()
+        stacks_there.close()
+        assert process.pid is not None
+        self.children.append(_Child(rank, process, here, stacks, os.pidfd_open(process.pid)))
+
+    def results(self, timeout_s: float, grace_s: float) -> list[Any]:
+        """Wait for all; their values, or RankFailed."""
+        deadline = time.monotonic() + timeout_s
+        late: RankFailed | None = None
+        while running := [child for child in self.children if child.alive]:
+            self._take(running, deadline)
+            if self.failures:
+                deadline = min(deadline, self._first_at + grace_s)
+            if time.monotonic() >= deadline:
+                running = [child for child in self.children if child.alive]
+                if running and not self.failures:
+                    late = self._late(running, timeout_s)
+                for child in running:
+                    child.process.kill()
+                    child.killed = True
+                deadline = float("inf")
+        if late is not None:
+            raise self._with_results(late)
+        if self.failures:
+            self._raise_first()
+        return [child.value for child in self.children]
+
+    def _take(self, running: list[_Child], deadline: float) -> None:
+        """Wait for a message or an end, and take it in."""
+        sources: list[Any] = [child.messages for child in running if not child.messages.closed]
+        sources += [child.ended for child in running]
+        left_s = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+        ready = wait(sources, left_s)
+        for child in running:
+            if child.messages in ready or child.ended in ready:
+                self._hear(child)
+            if child.ended in ready:
+                child.process.join()
+                child.alive = False
+                if not child.returned and child.failure is None and not child.killed:
+                    how = how_it_ended(child.process.exitcode)
+                    self._fail(child, _Failure(how, how))
+
+    def _hear(self, child: _Child) -> None:
+        try:
+            while not child.messages.closed and child.messages.poll():
+                kind, what = child.messages.recv()
+                if kind == "returned":
+                    child.value, child.returned = what, True
+                else:
+                    self._fail(child, what)
+        except (EOFError, ConnectionError):
+            child.messages.close()
+        except Exception as error:  # a value that cannot be read here
+            how = f"returned what cannot be unpickled here: {type(error).__name__}: {error}"
+            self._fail(child, _Failure(how, how))
+
+    def _fail(self, child: _Child, failure: _Failure) -> None:
+        """Note a failure and tell the other ranks."""
+        child.failure = failure
+        self._first_at = self._first_at or time.monotonic()
+        self.failures.append(child)
+        for other in self.children:
+            if other is not child and other.alive and not other.messages.closed:
+                with contextlib.suppress(OSError):
+                    other.messages.send((child.rank, failure.how))
+
+    def _late(self, running: list[_Child], timeout_s: float) -> RankFailed:
+        """Who has not ended, and where each is now."""
+        busy = [child for child in running if not child.returned] or running
+        for child in busy:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.process.pid or 0, signal.SIGUSR1)
+        time.sleep(0.2)
+        text = f"{named(child.rank for child in busy)} did not end within {timeout_s:g} s"
+        for child in busy:
+            stack = os.read(child.stacks.fileno(), 1 << 16).decode() if child.stacks.poll() else ""
+            stack = stack.rstrip() or "  (it has not begun, or its interpreter does not answer)"
+            text += f"\nrank {child.rank} is at:\n{stack}"
+        return RankFailed(text, busy[0].rank)
+
+    def _raise_first(self) -> None:
+        """The failure that was first, as far as can be told: one that does not follow from another."""
+        first = next((child for child in self.failures if child.failure and not child.failure.follows), None)
+        first = first or self.failures[0]
+        assert first.failure is not None
+        text = f"rank {first.rank} of {len(self.children)} {first.failure.text}"
+        for child in self.failures:
+            if child is not first and child.failure is not None:
+                text += f"\nthen rank {child.rank} {child.failure.how}"
+        raise self._with_results(RankFailed(text, first.rank)) from first.failure.error
+
+    def _with_results(self, error: RankFailed) -> RankFailed:
+        error.results = {child.rank: child.value for child in self.children if child.returned}
+        return error
