@@ -178,6 +178,7 @@ class HostSpec:
 
     launch_us: float
     kernel_gap_us: float
+    graph_gap_us: float
     pcie_pinned_gbps: float
     pcie_pageable_gbps: float
     copy_startup_us: float

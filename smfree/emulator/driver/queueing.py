@@ -50,11 +50,13 @@ class Queueing(CaptureRules):
             if stream.legacy:
                 self._refuse_implicit(stream)
             if stream.capture is not None:
+                graph_gap_s = stream.context.device.profile.host.graph_gap_us * 1e-6 if gap_s else 0.0
                 return self._write_down(
                     stream, label, after,
                     lambda target, before: self._submit(
                         target, label, action, begin=begin, ended=ended, unit=unit,
-                        room=room and room.again(), gap_s=gap_s, after=before, wait=wait and wait.again(),
+                        room=room and room.again(), gap_s=graph_gap_s, after=before,
+                        wait=wait and wait.again(),
                     ),
                 )  # fmt: skip
         if len(stream.queue) >= QUEUE_LIMIT:
