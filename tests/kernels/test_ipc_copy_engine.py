@@ -106,21 +106,55 @@ def test_over_every_backing(mode: Any, backing: Backing) -> None:
         check_gather(group, mode, (1000, 24), in_place=False)
 
 
-def test_calls_follow_each_other_without_a_wait(mode: Any) -> None:
-    """Each call's dst is the next one's source; the host waits once. Words that were reset, or that a fast
-    rank overran, would show (case D19)."""
+@pytest.mark.parametrize("schedule", ["timed", "async-latest", "random"])
+def test_calls_follow_each_other_without_a_wait(mode: Any, schedule: str) -> None:
+    """Eight calls into one dst, each with other shards; every rank keeps what it got in its own stream, and
+    the host waits once. A fast rank must not overwrite what a slow one has not kept, nor the host buffer."""
     way, config = mode
-    with local_group(4) as group:
-        first, second = group.symmetric(400, "first"), group.symmetric(1600, "second")
-        shards = [random_bytes(100, rank) for rank in range(4)]
-        for member, shard in zip(group.members, shards, strict=True):
-            first.array(member.rank).bytes_view(100 * member.rank, 100).copy_from(shard, stream=member.stream)
-        for _ in range(20):
-            allgather(group, first, way=way, config=config)
-            allgather(group, second, first, way=way, config=config)
-        group.wait(timeout_s=60)
-        for rank in range(4):
-            assert (second.array(rank).numpy() == np.tile(np.concatenate(shards), 4)).all()
+    counts, calls = (300, 5, 1000), 8
+    for seed in range(4 if schedule == "random" else 1):
+        with local_group(3, schedule=schedule, seed=seed) as group:
+            dst = group.symmetric(sum(counts), "dst")
+            shards = [
+                [random_bytes(n, 10 * call + rank) for rank, n in enumerate(counts)] for call in range(calls)
+            ]
+            kept = {m.rank: m.device.empty((calls, dst.nbytes)) for m in group.members}
+            for call in range(calls):
+                sources = [m.device.asarray(shards[call][m.rank]) for m in group.members]
+                allgather(group, dst, sources, way=way, counts=counts, config=config)
+                for m in group.members:
+                    kept[m.rank][call : call + 1].bytes_view().copy_from_device(
+                        dst.array(m.rank), stream=m.stream
+                    )
+            group.wait(timeout_s=60)
+            for rank, got in kept.items():
+                for call, row in enumerate(got.numpy()):
+                    assert (row == np.concatenate(shards[call])).all(), (rank, call)
+
+
+def test_a_late_rank_holds_the_others_and_keeps_its_dst(mode: Any) -> None:
+    """Rank 1 comes late: until then nothing changes its dst, and nobody leaves without its shard."""
+    way, config = mode
+    with local_group(3, schedule="async-earliest") as group:
+        dst = group.symmetric(300, "dst")
+        late = group.member(1)
+        gate = late.device.empty(1, np.uint32).fill(0)
+        reserve(group, 300)  # would wait for rank 1 else
+        dst.array(1).fill(0xEE)
+        old = late.device.empty(300)
+        late.device.synchronize()
+        late.stream.wait_value(gate.ptr, 1)
+        old.copy_from_device(dst.array(1), stream=late.stream)
+        shards = [random_bytes(100, rank) for rank in range(3)]
+        sources = [m.device.asarray(shard) for m, shard in zip(group.members, shards, strict=True)]
+        allgather(group, dst, sources, way=way, config=config)
+        for _ in range(200):
+            assert not any(group.member(rank).stream.query() for rank in range(3))
+        late.control_stream.write_value(gate.ptr, 1)
+        group.wait(timeout_s=30)
+        assert (old.numpy() == 0xEE).all()
+        for rank in range(3):
+            assert (dst.array(rank).numpy() == np.concatenate(shards)).all()
 
 
 def test_the_count_of_barriers_wraps(mode: Any) -> None:
