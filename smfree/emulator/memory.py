@@ -264,9 +264,12 @@ class GlobalMemory(Allocator):
         out, out_written = self.span(dst, nbytes)
         out[:] = data
         out_written[:] = written
-        home.full = False
-        home.until_check = 0
-        self.note_written(home, 0)
+        unwritten = nbytes - int(np.count_nonzero(written == WRITTEN))
+        if unwritten:
+            home.full = False
+            home.until_check = max(home.until_check, unwritten)
+        else:
+            self.note_written(home, nbytes)
 
     def _host_wrote(self, home: Allocation, addr: int, nbytes: int) -> None:
         if home.full:
