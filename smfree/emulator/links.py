@@ -164,9 +164,11 @@ class Links:
         gpu = dst if src == HOST else src
         return np.ceil(np.asarray(nbytes, np.float64) / self.profiles[gpu].link.copy_packet_bytes)
 
-    def replicate(self, src: int, members: Sequence[int], t_ns: F8, nbytes: Any, packets: Any) -> list[F8]:
+    def replicate(
+        self, src: int, members: Sequence[int], t_ns: F8, nbytes: Any, packets: Any
+    ) -> tuple[F8, list[F8]]:
         """Multicast: the sender's port is passed once, the switch sends a copy to each member (its own GPU
-        among them, if it is one). When each has all, member by member."""
+        among them, if it is one). When all has left the sender, and when each member has it."""
         nbytes = np.asarray(nbytes, np.float64)
         link = self.profiles[src].link
         wire = nbytes + link.header_bytes * packets
@@ -175,7 +177,7 @@ class Links:
         for member in members:
             self._add(self.traffic[member].nvlink, payload, whole, sent=False)
         if not self.clocked:
-            return [t_ns] * len(members)
+            return t_ns, [t_ns] * len(members)
         work = wire / link.gbps
         out, into = self._out[Path.NVLINK], self._into[Path.NVLINK]
         sent = out.serve(np.full(len(t_ns), src), t_ns, work)
@@ -183,7 +185,30 @@ class Links:
         for member in members:
             taken = into.serve(np.full(len(t_ns), member), sent - work, work)
             arrivals.append(np.maximum(sent, taken) + link.latency_ns)
-        return arrivals
+        return sent, arrivals
+
+    def gather(
+        self, members: Sequence[int], dst: int, ready_ns: Sequence[F8], nbytes: Any, packets: Any
+    ) -> F8:
+        """A multicast load: each member's port is passed once, from ``ready_ns`` on, the switch combines, the
+        reader's port is passed once. When the reader has all."""
+        nbytes = np.asarray(nbytes, np.float64)
+        link = self.profiles[dst].link
+        wire = nbytes + link.header_bytes * packets
+        payload, whole = float(nbytes.sum()), float(wire.sum())
+        self._add(self.traffic[dst].nvlink, payload, whole, sent=False)
+        for member in members:
+            self._add(self.traffic[member].nvlink, payload, whole, sent=True)
+        latest = np.max(np.stack(ready_ns), axis=0)
+        if not self.clocked:
+            return latest
+        work = wire / link.gbps
+        out, into = self._out[Path.NVLINK], self._into[Path.NVLINK]
+        for member, ready in zip(members, ready_ns, strict=True):
+            latest = np.maximum(latest, out.serve(np.full(len(ready), member), ready, work))
+        return (
+            np.maximum(into.serve(np.full(len(latest), dst), latest - work, work), latest) + link.latency_ns
+        )
 
     def _header_bytes(self, path: Path, src: int, dst: int) -> float:
         if path is Path.PCIE:

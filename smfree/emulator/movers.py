@@ -263,10 +263,10 @@ class ValueMover(Mover):
 
 
 class LandingMover(Mover):
-    """Stores of threads on their way to other memory: values [n, k]; with ``op`` an atomic there."""
+    """Stores of threads on their way to other memory: values [n, k]; with ``op`` combined there."""
 
     def __init__(
-        self, memory: GlobalMemory, dst: np.ndarray, values: np.ndarray, op: str | None = None
+        self, memory: GlobalMemory, dst: np.ndarray, values: np.ndarray, op: str | Reduction | None = None
     ) -> None:
         super().__init__()
         self.memory, self.dst, self.values, self.op = memory, dst, values, op
@@ -278,10 +278,21 @@ class LandingMover(Mover):
         self._move(which)
 
     def _move(self, which: np.ndarray) -> None:
+        dst, values = self.dst[which], self.values[which]
         if self.op is None:
-            self.memory.store(self.dst[which], self.values[which])
+            self.memory.store(dst, values)
+        elif isinstance(self.op, str):
+            self.memory.atomic(self.op, dst, values.reshape(-1))
+        elif len(np.unique(dst)) == len(dst):
+            self._combine(self.op, dst, values)
         else:
-            self.memory.atomic(self.op, self.dst[which], self.values[which].reshape(-1))
+            for i in range(len(dst)):
+                self._combine(self.op, dst[i : i + 1], values[i : i + 1])
+
+    def _combine(self, reduction: Reduction, dst: np.ndarray, values: np.ndarray) -> None:
+        old = self.memory.load(dst, values.itemsize, values.shape[1])
+        new = reduction.combine(old.view(np.uint8), values.view(np.uint8))
+        self.memory.store(dst, new.view(values.dtype))
 
     def publish(self, which: np.ndarray) -> None:
         """The bytes were readable when they landed."""

@@ -74,6 +74,15 @@ class Reduction:
         return out.view(a.dtype)
 
 
+def sum_wide(parts: list[np.ndarray], kind: str) -> np.ndarray:
+    """The sum of 16-bit floats (words of any width, all of one shape) in float32, rounded once."""
+    total: Any = np.float32(0.0)
+    for part in parts:
+        total = total + _widen(np.ascontiguousarray(part).view(np.uint16), kind)
+    out = total.astype(np.float16).view(np.uint16) if kind == "f16" else _to_bf16(total)
+    return np.where(np.isnan(total), np.uint16(0x7FFF), out).view(parts[0].dtype)
+
+
 def of_map(op: str, kind: DataType) -> Reduction | None:
     """The reduction of a tensor whose map says ``kind``; None where the ISA has none."""
     name = _OF_MAP.get(kind)

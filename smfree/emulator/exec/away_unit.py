@@ -99,11 +99,15 @@ class AwayUnit:
                     )
                 elements = (part.addr[:, None] + size * np.arange(count)).ravel()
                 try:
-                    part.memory.strong.note(launch, mine, elements, shape, label)
+                    self.note(part.memory, elements, shape, label)
                 except EmulationError as error:
                     error.index = None if error.index is None else error.index // count
                     raise
-                self._noted[id(part.memory)] = part.memory
+
+    def note(self, memory: GlobalMemory | HostMemory, addr: Any, shape: Shape, label: str) -> None:
+        """Take in strong accesses to one memory; a fault when they race with another device's."""
+        memory.strong.note(self.launch, self.launch.device.ordinal, addr, shape, label)
+        self._noted[id(memory)] = memory
 
     def finish(self) -> None:
         """The launch is over."""

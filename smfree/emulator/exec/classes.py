@@ -22,6 +22,8 @@ def instruction_class(instr: ast.Instr) -> str:
         return f"{space} {'store' if op == 'st' else 'load'}"
     if op in ("atom", "red"):
         return "atomic"
+    if op == "multimem":
+        return "multimem"
     if op == "cp":
         if "commit_group" in mods or "wait_group" in mods or "wait_all" in mods:
             return "copy group"

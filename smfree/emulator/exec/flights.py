@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from smfree.emulator.exec.lanes import LaneSet
     from smfree.emulator.exec.routing import Part
     from smfree.emulator.memory import GlobalMemory
+    from smfree.emulator.reductions import Reduction
 
 _MOST = 512  # batches under way without a clock; the oldest ones land then, which is always legal
 
@@ -65,7 +66,7 @@ class Flights:
         values: Any,
         times: Written | None,
         rows: Any,
-        op: str | None,
+        op: str | Reduction | None,
     ) -> None:
         """Issue the stores of one part: values [n, k]; ``op``: a reduction. ``times`` per warp, ``rows``: the
         warp of each lane among them."""

@@ -27,6 +27,7 @@ from smfree.emulator.exec import (
     convert,
     matrix,
     memory_ops,
+    multimem_ops,
     sync_ops,
     warp,
 )
@@ -64,6 +65,7 @@ OPCODE_FAMILIES = (
     convert,
     matrix,
     memory_ops,
+    multimem_ops,
     sync_ops,
     warp,
 )  # importing them fills the opcode table

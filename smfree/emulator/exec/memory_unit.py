@@ -12,6 +12,7 @@ from smfree.emulator.coalescing import sectors_per_warp, wavefronts_per_warp
 from smfree.emulator.errors import MemoryFault, Unsupported
 from smfree.emulator.exec.away_unit import AwayUnit, Strong
 from smfree.emulator.exec.lanes import Group, LaneSet
+from smfree.emulator.exec.multimem_unit import MultimemUnit
 from smfree.emulator.exec.routing import Part
 from smfree.emulator.exec.values import CLUSTER_SHIFT
 from smfree.emulator.memory import LocalMemory, SharedMemory
@@ -117,6 +118,7 @@ class MemoryUnit:
         self.global_memory = launch.device.memory
         self.away = AwayUnit(launch)
         self.router = self.away.router
+        self.multimem = MultimemUnit(launch)
         self.shared = SharedMemory(launch.geometry.slots, pitch, launch.shared_bytes, report=launch.report)
         self.shared.name_slot = launch.name_cta
         self.local: SharedMemory | None = None

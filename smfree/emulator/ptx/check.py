@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from smfree.emulator.errors import PtxError
-from smfree.emulator.ptx import rules_alu, rules_async, rules_bulk, rules_half, rules_matrix, rules_sync
+from smfree.emulator.ptx import (
+    rules_alu,
+    rules_async,
+    rules_bulk,
+    rules_half,
+    rules_matrix,
+    rules_multimem,
+    rules_sync,
+)
 from smfree.emulator.ptx.ast import Function, Kernel, Module, Special
 from smfree.emulator.ptx.parser import parse
 from smfree.emulator.ptx.rules import Finding, Site, Target
@@ -81,7 +89,8 @@ _NEEDS = (
 )
 _NEEDS_BY_OPCODE = {n.opcode: tuple(m for m in _NEEDS if m.opcode == n.opcode) for n in _NEEDS}
 _TABLES = tuple(
-    rules.RULES for rules in (rules_async, rules_bulk, rules_sync, rules_alu, rules_half, rules_matrix)
+    rules.RULES
+    for rules in (rules_async, rules_bulk, rules_sync, rules_alu, rules_half, rules_matrix, rules_multimem)
 )
 _CLUSTER_SCOPED = frozenset({"ld", "st", "atom", "red"})
 
