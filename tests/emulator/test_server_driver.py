@@ -21,11 +21,13 @@ from smfree.emulator.server import RemoteDriver
 from smfree.emulator.server.calls import NODE_END, NODE_START, PLAIN, REFUSED, SPECIAL
 from smfree.emulator.server.shared import ARENA, ARENA_END
 from tests.emulator import (
+    test_driver_graphs,
     test_driver_kernels,
     test_driver_launch,
     test_driver_memory,
     test_driver_streams,
     test_driver_tensormap,
+    test_driver_vmm,
 )
 from tests.emulator.driver_kit import load, ok, refused, word_at
 from tests.emulator.server_kit import Servers
@@ -34,10 +36,21 @@ from tests.emulator.test_driver_kernels import COPY, TYPES
 EMULATED = sorted(name for name in dir(Driver) if name.startswith("cu"))
 SERVED = sorted(name for name in EMULATED if name not in REFUSED)
 KITS = (
-    test_driver_kernels, test_driver_launch, test_driver_memory, test_driver_streams, test_driver_tensormap,
+    test_driver_graphs, test_driver_kernels, test_driver_launch, test_driver_memory, test_driver_streams,
+    test_driver_tensormap, test_driver_vmm,
 )  # fmt: skip
-INSIDE = ("executor", "Executor", ".node", ".process", "of process 0", "cuMemHostRegister", '"a100", "h100"')
-"""Words of tests that look into the emulator, or register private memory; all others ask the driver alone."""
+INSIDE = (
+    *("executor", "Executor", ".node", ".process", ".memory", "attach", "a100", "process 0"),
+    *(
+        "cuMemHostRegister",
+        "elsewhere",
+        " used(driver",
+        "second(driver",
+        "test_copies_of_host_memory_read_it_when_they_run",
+    ),
+)
+"""Words of tests that look into the emulator, want private memory seen or a second node; all others ask the
+driver alone."""
 
 ODD_PARITY = b"""
 .version 8.0
@@ -220,6 +233,23 @@ def test_freed_page_locked_memory_of_a_queued_copy_hurts_nobody(driver: RemoteDr
     ok(driver.cuStreamWriteValue32(other, flag, 1, 0))
     ok(driver.cuMemFreeHost(pinned), driver)
     ok(driver.cuCtxSynchronize(), driver)
+
+
+def test_graph_keeps_page_locked_memory_and_refuses_what_it_could_not_keep(driver: RemoteDriver) -> None:
+    stream, memory = ok(driver.cuStreamCreate(1)), ok(driver.cuMemAlloc(8))
+    pinned, private = ok(driver.cuMemHostAlloc(8, 0)), ctypes.c_uint32(1)
+    mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    ok(driver.cuStreamBeginCapture(stream, mode), driver)
+    ok(driver.cuMemcpyHtoDAsync(memory, pinned, 8, stream), driver)
+    answer = driver.cuMemcpyHtoDAsync(memory, ctypes.addressof(private), 4, stream)
+    refused(driver, answer, "NOT_SUPPORTED", "pageable memory of another process", "page-locked")
+    graph = ok(driver.cuGraphInstantiate(ok(driver.cuStreamEndCapture(stream), driver), 0), driver)
+    for value in (5, 6):
+        word_at(pinned).value = value
+        ok(driver.cuGraphLaunch(graph, stream), driver)
+        ok(driver.cuMemcpyDtoHAsync(pinned + 4, memory, 4, stream), driver)
+        ok(driver.cuStreamSynchronize(stream), driver)
+        assert word_at(pinned + 4).value == value
 
 
 # ------------------------------------------------------------------------- what the emulator adds to a driver

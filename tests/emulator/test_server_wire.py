@@ -92,13 +92,22 @@ def test_launch_configuration_comes_back_with_its_attributes() -> None:
     assert found.attrs[0].value.clusterDim.x == 2
 
 
-def test_structures_come_back_field_by_field() -> None:
-    made = cuda.CUmemAccessDesc()
-    made.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    made.location.id = 3
-    made.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    found = there_and_back([made])[0]
-    assert (found.location.type, found.location.id, found.flags) == (made.location.type, 3, made.flags)
+def test_last_field_of_a_structure_comes_along() -> None:
+    access = cuda.CUmemAccessDesc()
+    access.location.id, access.flags = 3, cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    properties = cuda.CUmemAllocationProp()
+    properties.location.id, properties.allocFlags.usage = 4, 0x1234
+    team = cuda.CUmulticastObjectProp()
+    team.numDevices, team.size, team.flags = 8, 1 << 40, 1 << 63
+    found = there_and_back([access, properties, team])
+    assert (found[0].location.id, found[0].flags) == (3, access.flags)
+    assert (found[1].location.id, found[1].allocFlags.usage) == (4, 0x1234)
+    assert (found[2].numDevices, found[2].size, found[2].flags) == (8, 1 << 40, 1 << 63)
+    if hasattr(cuda, "CUmemcpyAttributes"):
+        attributes = cuda.CUmemcpyAttributes()
+        attributes.srcLocHint.id, attributes.dstLocHint.id, attributes.flags = 1, 2, 3
+        (copy,) = there_and_back([attributes])
+        assert (copy.srcLocHint.id, copy.dstLocHint.id, copy.flags) == (1, 2, 3)
 
 
 @pytest.mark.parametrize("name", sorted(FIELDS))
@@ -159,8 +168,8 @@ def test_message_cut_short_is_a_wire_error(value: Any, data: st.DataObject) -> N
         (b"h\x08CUstream" + b"N", "holds an integer"),
         (b"e\x08CUresult\x07NO_SUCH", "'NO_SUCH', which does not travel"),
         (b"f\x09CUcontext", "does not travel"),
-        (b"f\x0dCUmemLocation" + b"ii", "ends within|malformed"),
-        (b"f\x0dCUmemLocation" + b"s\x01\0\0\0x" + b"i" + bytes(8), "malformed"),
+        (b"r\x0dCUmemLocation" + bytes(7), "ends within"),
+        (b"f\x11CUlaunchAttribute" + b"s\x01\0\0\0x" + b"N", "malformed"),
         (b"f\x0eCUlaunchConfig" + b"N" * 10, "malformed"),
         (b"s\x01\0\0\0\xff", "malformed"),
         (b"m\x01\0\0\0l\0\0\0\0N", "malformed"),

@@ -9,9 +9,10 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from cuda.bindings.driver import CUstreamCaptureStatus
 
 from smfree.emulator.driver import Driver, NotEmulated
-from smfree.emulator.driver.errors import CUresult, Refusal
+from smfree.emulator.driver.errors import CUresult, Refusal, unsupported
 from smfree.emulator.driver.memory import address_of
 from smfree.emulator.driver.modules import LoadedFunction
 from smfree.emulator.driver.params import Packed
@@ -96,20 +97,34 @@ class Session:
 
     def to_device(self, name: str, arguments: tuple[Any, ...], fds: Sequence[int]) -> Reply:
         destination, source, nbytes, *stream = arguments
+        self._check_capture(source, stream)
         held = self._source(source, nbytes)
         return getattr(self.driver, name)(destination, held, nbytes, *stream), []
 
     def to_host(self, name: str, arguments: tuple[Any, ...], fds: Sequence[int]) -> Reply:
         destination, source, nbytes, *stream = arguments
+        self._check_capture(destination, stream)
         target, back = self._target(destination, nbytes)
         return _with_block(getattr(self.driver, name)(target, source, nbytes, *stream), back), []
 
     def anywhere(self, name: str, arguments: tuple[Any, ...], fds: Sequence[int]) -> Reply:
         destination, source, nbytes, *stream = arguments
+        self._check_capture(source, stream)
+        self._check_capture(destination, stream)
         held = self._source(source, nbytes)
         target, back = self._target(destination, nbytes)
         result = getattr(self.driver, name)(address_of(target), address_of(held), nbytes, *stream)
         return _with_block(result, back), []
+
+    def _check_capture(self, given: Any, stream: list[Any]) -> None:
+        """A graph would keep the address of pageable memory; here there is none to keep."""
+        if isinstance(given, int) or not self.driver.process.captures:
+            return
+        code, status = self.driver.cuStreamIsCapturing(*stream or [0])
+        if code == SUCCESS and status == CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
+            raise unsupported(
+                "a graph cannot copy from or to pageable memory of another process; use page-locked memory"
+            )
 
     def _source(self, given: Any, nbytes: int) -> Any:
         """Where the driver reads: an address of the node, or the bytes that came with the request."""

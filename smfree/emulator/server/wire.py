@@ -57,9 +57,15 @@ _RAW_BYTES = {
     "CUgraphEdgeData": 8,
     "CUtensorMap": 128,
     "CUlaunchAttributeValue": 64,
+    "CUmemLocation": 8,
+    "CUmemAccessDesc": 12,
+    "CUmemAllocationProp": 32,
+    "CUmulticastObjectProp": 32,
+    "CUmemcpyAttributes": 24,
 }
 RAW = _present(*_RAW_BYTES)
-"""Structures without pointers that travel as their bytes (sizes: CUDA driver API, data structures)."""
+"""Structures that travel as their bytes (sizes: CUDA driver API, data structures). What could be a pointer in
+them, nobody follows."""
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "CUlaunchAttribute": ("id", "value"),
@@ -67,11 +73,6 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ",
         "sharedMemBytes", "hStream", "attrs", "numAttrs",
     ),
-    "CUmemLocation": ("type", "id"),
-    "CUmemAccessDesc": ("location", "flags"),
-    "CUmemAllocationProp": ("type", "requestedHandleTypes", "location"),
-    "CUmulticastObjectProp": ("numDevices", "size", "handleTypes", "flags"),
-    "CUmemcpyAttributes": ("srcAccessOrder", "srcLocHint", "dstLocHint", "flags"),
 }  # fmt: skip
 STRUCTS = _present(*FIELDS)
 """Structures that travel field by field."""
