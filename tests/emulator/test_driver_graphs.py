@@ -94,10 +94,12 @@ def test_kernel_arguments_are_frozen_at_capture() -> None:
     ok(launch(driver, function, stream, ctypes.addressof(pointers)), driver)
     executable = end(driver, stream)
     assert seen == []
+    assert driver.process.contexts[0].launches == 0
     argument.value = 8
     for _ in range(3):
         replay(driver, executable, stream)
     assert seen == [7, 7, 7]
+    assert driver.process.contexts[0].launches == 3
 
 
 def test_copies_of_host_memory_read_it_when_they_run() -> None:

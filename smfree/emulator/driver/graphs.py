@@ -130,6 +130,8 @@ class GraphCalls(StreamCalls):
                 "instantiated, are not emulated; use 0"
             )
         streams = [context.new_stream(NON_BLOCKING) for context in graph.contexts]
+        for number, stream in enumerate(streams):
+            stream.title = f"branch {number} of a graph"
         return cuda.CUgraphExec(self.process.name(Executable(graph.context, graph, streams)))
 
     def _graph(self, handle: Any) -> Graph:

@@ -142,7 +142,6 @@ class LaunchCalls(ModuleCalls):
                 findings=tuple(outcome.findings),
             )
 
-        context.launches += 1
         self._submit(
             stream,
             label,

@@ -59,6 +59,8 @@ class Queueing(CaptureRules):
                         wait=wait and wait.again(),
                     ),
                 )  # fmt: skip
+        if room is not None:  # a kernel, also of a graph
+            stream.context.launches += 1
         if len(stream.queue) >= QUEUE_LIMIT:
             self._finish(stream.queue[0])
         self._spend(host_cost_s)
