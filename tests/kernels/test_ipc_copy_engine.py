@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from kernels.common import ConfigError, OperandError
+from kernels.ipc import staged
 from kernels.ipc.allgather import WAYS, allgather, throughput_config, ways
-from kernels.ipc.copy_engine import CopyEngineConfig
+from kernels.ipc.copy_engine import CopyEngineConfig, place_own
 from kernels.ipc.errors import GroupError
-from kernels.ipc.group import Group
+from kernels.ipc.group import Group, Member
 from kernels.ipc.push import PushConfig
+from kernels.ipc.shards import Shards
 from kernels.ipc.slabs import Backing
 from kernels.ipc.staged import reserve
 from smfree.cuda import CopyWay, Device, Path
@@ -155,6 +157,53 @@ def test_a_late_rank_holds_the_others_and_keeps_its_dst(mode: Any) -> None:
         assert (old.numpy() == 0xEE).all()
         for rank in range(3):
             assert (dst.array(rank).numpy() == np.concatenate(shards)).all()
+
+
+def test_a_source_may_be_overwritten_behind_the_call(mode: Any) -> None:
+    """A large shard is still on its way when all small ones have come: the stream waits for it, too."""
+    way, config = mode
+    counts = (400_000, 1, 1)
+    with local_group(3, pool_bytes=2 << 20) as group:
+        dst = group.symmetric(sum(counts), "dst")
+        shards = [random_bytes(count, rank) for rank, count in enumerate(counts)]
+        sources = [m.device.asarray(shard) for m, shard in zip(group.members, shards, strict=True)]
+        allgather(group, dst, sources, way=way, counts=counts, config=config)
+        for member, source in zip(group.members, sources, strict=True):
+            source.fill(0xDD, stream=member.stream)
+        group.wait(timeout_s=30)
+        for rank in range(3):
+            assert (dst.array(rank).numpy() == np.concatenate(shards)).all()
+
+
+def test_the_host_buffer_is_not_refilled_before_a_slow_rank_has_read_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 1 stops between the two halves of a call; the others must not start the next one's first half."""
+    with local_group(3, schedule="async-earliest") as group:
+        dst, slow = group.symmetric(300, "dst"), group.member(1)
+        gate = slow.device.empty(1, np.uint32).fill(0)
+        reserve(group, 300)
+        slow.device.synchronize()
+        waited: list[int] = []
+
+        def stop(shards: Shards, member: Member) -> None:
+            if member is slow and not waited:
+                waited.append(0)
+                member.stream.wait_value(gate.ptr, 1)
+            place_own(shards, member)
+
+        monkeypatch.setattr(staged, "place_own", stop)
+        shards = [[random_bytes(100, 3 * call + rank) for rank in range(3)] for call in range(2)]
+        kept = slow.device.empty((2, 300))
+        for call in range(2):
+            sources = [m.device.asarray(shard) for m, shard in zip(group.members, shards[call], strict=True)]
+            allgather(group, dst, sources, way="staged")
+            kept[call : call + 1].bytes_view().copy_from_device(dst.array(1), stream=slow.stream)
+        for _ in range(200):
+            assert not any(group.member(rank).stream.query() for rank in range(3))
+        slow.control_stream.write_value(gate.ptr, 1)
+        group.wait(timeout_s=30)
+        assert (kept.numpy() == np.array([np.concatenate(call) for call in shards])).all()
 
 
 def test_the_count_of_barriers_wraps(mode: Any) -> None:

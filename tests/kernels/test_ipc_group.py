@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from kernels.ipc.errors import GroupError
 from kernels.ipc.group import Group
 from kernels.ipc.slabs import Backing
 from kernels.ipc.wait import CollectiveTimeout
-from smfree.cuda import Device, DriverError, IpcError, Path, PeerError
+from smfree.cuda import Device, DeviceArray, DriverError, IpcError, KernelFaultError, Path, PeerError
 from smfree.emulator.driver import Driver
 from smfree.emulator.node import Node
 from smfree.ranks import PeerLost
@@ -199,6 +201,24 @@ def test_groups_leave_nothing_behind_between_processes(backing: Backing) -> None
         assert left() == before
 
 
+def test_d08_peers_close_before_the_owner_frees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D08, and CUDA's rule: freeing exported memory that an importer still has open is undefined."""
+    order: list[str] = []
+    for name in ("cuIpcOpenMemHandle", "cuIpcCloseMemHandle"):
+        call = getattr(Driver, name)
+        monkeypatch.setattr(Driver, name, lambda *args, c=call, n=name: (c(*args), order.append(n))[0])
+    free = DeviceArray.free
+
+    def freed(array: DeviceArray) -> None:
+        if array.nbytes > POOL_BYTES and array.allocation.owner is None:
+            order.append("free of a slab")
+        free(array)
+
+    monkeypatch.setattr(DeviceArray, "free", freed)
+    joined(["h100"] * 3, lambda group: None, options=lambda rank: {"backing": Backing.IPC})
+    assert order == ["cuIpcOpenMemHandle"] * 6 + ["cuIpcCloseMemHandle"] * 6 + ["free of a slab"] * 3
+
+
 def test_a_closed_group_does_nothing_more() -> None:
     with local_group(2) as group:
         group.close()
@@ -212,7 +232,9 @@ def test_a_closed_group_does_nothing_more() -> None:
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_a_rank_that_does_not_come_is_named(batched: bool) -> None:
-    """Rank 1 never calls: rank 0's copies wait for its entry. The time-out says so, and reaches rank 1."""
+    """Rank 1 never calls: rank 0's copies wait for its entry. The time-out says so, and reaches rank 1 while
+    rank 0 is still there."""
+    told = threading.Event()
 
     def body(group: Group) -> Any:
         rank, buffer = group.members[0].rank, group.symmetric(64, "weights")
@@ -225,11 +247,13 @@ def test_a_rank_that_does_not_come_is_named(batched: bool) -> None:
             assert 0.2 <= time.monotonic() - start < 3
             with pytest.raises(GroupError, match="the group has failed, its ranks are out of step"):
                 group.symmetric(8, "more")
+            assert told.wait(10)
             return late.value
         while not isinstance(group.failed, PeerLost):
             time.sleep(0.01)
             with suppress(PeerLost):
                 group.wait(timeout_s=5)
+        told.set()
         return group.failed
 
     late, lost = joined(["h100"] * 2, body)
@@ -257,6 +281,32 @@ def test_a_rank_that_dies_ends_the_wait_of_the_others() -> None:
     for lost in (one, other):
         assert isinstance(lost, PeerLost)
         assert "allgather 'weights' (ce) was given up: rank" in str(lost)
+
+
+def test_a_fault_of_one_rank_reaches_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Event()
+
+    def body(group: Group) -> Any:
+        member = group.members[0]
+        if member.rank == 0:
+            fault = KernelFaultError("cuStreamQuery", 700, "CUDA_ERROR_ILLEGAL_ADDRESS")
+            monkeypatch.setattr(member.stream, "query", Mock(side_effect=fault))
+            with pytest.raises(KernelFaultError):
+                group.wait(timeout_s=5)
+            assert group.failed is fault
+            assert told.wait(10)
+            return None
+        while True:
+            time.sleep(0.01)
+            try:
+                group.wait(timeout_s=5)
+            except PeerLost as error:
+                told.set()
+                return error
+
+    none, lost = joined(["h100"] * 2, body)
+    assert none is None and isinstance(lost, PeerLost) and lost.ranks == (0,)
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in str(lost)
 
 
 def test_the_twin_in_which_all_ranks_come_ends_cleanly() -> None:
