@@ -8,6 +8,7 @@ the driver refused these arguments, a kernel failed, or the context had failed b
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from typing import Any
 
@@ -50,6 +51,8 @@ _LOST = frozenset(
 )
 _REMEDIES = {
     "CUDA_ERROR_OUT_OF_MEMORY": "free device arrays or ask for less",
+    "CUDA_ERROR_NOT_INITIALIZED": "this process was forked after CUDA was initialised: start processes with "
+    "the method spawn (smfree.ranks.spawn)",
     "CUDA_ERROR_INVALID_VALUE": "an argument is outside what the driver accepts",
     "CUDA_ERROR_INVALID_CONTEXT": "the device was closed, or its context belongs to another thread's work",
     "CUDA_ERROR_INVALID_HANDLE": "the object was freed, or belongs to another device",
@@ -88,6 +91,7 @@ class Calls:
         self.context: Any = None
         self.failed: DriverError | None = None
         self.closed = False
+        self._pid = os.getpid()
         self._depth = 0
         self._put_off: list[tuple[str, tuple[Any, ...]]] = []
 
@@ -98,6 +102,12 @@ class Calls:
             raise DeviceClosedError(f"{api} after the device {self.spec} was closed; open it again")
         if self.failed is not None:
             raise self._already_failed(api)
+        if os.getpid() != self._pid:
+            raise DeviceClosedError(
+                f"{api}: the device {self.spec} was opened in process {self._pid}, from which this one "
+                f"({os.getpid()}) was forked; CUDA does not survive that: start processes with the method "
+                "spawn (smfree.ranks.spawn) and open devices in them"
+            )
         self._depth += 1
         try:
             if self.context is not None:
@@ -134,7 +144,7 @@ class Calls:
         if self._depth or _captures.count:
             self._put_off.append((api, args))
             return
-        if self.failed is None and not self.closed:
+        if self.failed is None and not self.closed and os.getpid() == self._pid:
             with contextlib.suppress(Exception):
                 if self.context is not None:
                     self.driver.cuCtxSetCurrent(self.context)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smfree.cuda.calls import Calls
 
 GENERATIONS = {
     (7, 0): "volta",
@@ -110,3 +114,34 @@ class Capabilities:
     def peak_memory_gbps(self) -> float:
         """Peak DRAM bandwidth in GB/s (1e9 bytes), 0.0 where the driver does not tell."""
         return 2 * self.memory_clock_mhz * 1e6 * self.memory_bus_bits / 8 / 1e9
+
+
+def read_capabilities(calls: Calls, handle: Any) -> Capabilities:
+    """Ask the driver for everything that :class:`Capabilities` holds."""
+
+    def get(name: str) -> int:
+        attribute = getattr(calls.driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(calls("cuDeviceGetAttribute", attribute, handle, attribute=name))
+
+    name = calls("cuDeviceGetName", 256, handle)
+    return Capabilities(
+        name=name.split(b"\0", 1)[0].decode() if isinstance(name, bytes) else str(name),
+        compute_capability=(get("COMPUTE_CAPABILITY_MAJOR"), get("COMPUTE_CAPABILITY_MINOR")),
+        num_sms=get("MULTIPROCESSOR_COUNT"),
+        max_shared_bytes_per_block=get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        shared_bytes_per_sm=get("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+        reserved_shared_bytes_per_cta=get("RESERVED_SHARED_MEMORY_PER_BLOCK"),
+        registers_per_sm=get("MAX_REGISTERS_PER_MULTIPROCESSOR"),
+        registers_per_block=get("MAX_REGISTERS_PER_BLOCK"),
+        max_threads_per_block=get("MAX_THREADS_PER_BLOCK"),
+        max_threads_per_sm=get("MAX_THREADS_PER_MULTIPROCESSOR"),
+        max_ctas_per_sm=get("MAX_BLOCKS_PER_MULTIPROCESSOR"),
+        max_grid=(get("MAX_GRID_DIM_X"), get("MAX_GRID_DIM_Y"), get("MAX_GRID_DIM_Z")),
+        max_block=(get("MAX_BLOCK_DIM_X"), get("MAX_BLOCK_DIM_Y"), get("MAX_BLOCK_DIM_Z")),
+        l2_bytes=get("L2_CACHE_SIZE"),
+        memory_bytes=int(calls("cuDeviceTotalMem", handle)),
+        sm_clock_mhz=get("CLOCK_RATE") / 1e3,
+        memory_clock_mhz=get("MEMORY_CLOCK_RATE") / 1e3,
+        memory_bus_bits=get("GLOBAL_MEMORY_BUS_WIDTH"),
+        cooperative_launch=bool(get("COOPERATIVE_LAUNCH")),
+    )

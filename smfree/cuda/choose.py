@@ -181,6 +181,11 @@ def real_devices(driver: Any = real_driver) -> tuple[str, int]:
     name = getattr(code, "name", str(code))
     if name in ("CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_STUB_LIBRARY"):
         return "this machine has no NVIDIA GPU", 0
+    if name == "CUDA_ERROR_NOT_INITIALIZED":
+        return (
+            f"this process was forked after CUDA was initialised (cuInit returned {name}): start processes "
+            "with the method spawn (smfree.ranks.spawn)"
+        ), 0
     if int(code) != 0:
         return f"the NVIDIA driver does not start (cuInit returned {name})", 0
     code, count = driver.cuDeviceGetCount()

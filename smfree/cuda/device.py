@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 from smfree.cuda import ipc, peers
 from smfree.cuda.cache import CompileCache
 from smfree.cuda.calls import Calls
-from smfree.cuda.capabilities import Capabilities
+from smfree.cuda.capabilities import read_capabilities
 from smfree.cuda.choose import choose, choose_all
 from smfree.cuda.compile_cuda import CudaSource, compile_cuda
 from smfree.cuda.compile_triton import TritonSource, compile_triton
@@ -415,34 +415,3 @@ class Device:
         self._modules.clear()
         self.calls.close()
         self._context = None
-
-
-def read_capabilities(calls: Calls, handle: Any) -> Capabilities:
-    """Ask the driver for everything that :class:`Capabilities` holds."""
-
-    def get(name: str) -> int:
-        attribute = getattr(calls.driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(calls("cuDeviceGetAttribute", attribute, handle, attribute=name))
-
-    name = calls("cuDeviceGetName", 256, handle)
-    return Capabilities(
-        name=name.split(b"\0", 1)[0].decode() if isinstance(name, bytes) else str(name),
-        compute_capability=(get("COMPUTE_CAPABILITY_MAJOR"), get("COMPUTE_CAPABILITY_MINOR")),
-        num_sms=get("MULTIPROCESSOR_COUNT"),
-        max_shared_bytes_per_block=get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-        shared_bytes_per_sm=get("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
-        reserved_shared_bytes_per_cta=get("RESERVED_SHARED_MEMORY_PER_BLOCK"),
-        registers_per_sm=get("MAX_REGISTERS_PER_MULTIPROCESSOR"),
-        registers_per_block=get("MAX_REGISTERS_PER_BLOCK"),
-        max_threads_per_block=get("MAX_THREADS_PER_BLOCK"),
-        max_threads_per_sm=get("MAX_THREADS_PER_MULTIPROCESSOR"),
-        max_ctas_per_sm=get("MAX_BLOCKS_PER_MULTIPROCESSOR"),
-        max_grid=(get("MAX_GRID_DIM_X"), get("MAX_GRID_DIM_Y"), get("MAX_GRID_DIM_Z")),
-        max_block=(get("MAX_BLOCK_DIM_X"), get("MAX_BLOCK_DIM_Y"), get("MAX_BLOCK_DIM_Z")),
-        l2_bytes=get("L2_CACHE_SIZE"),
-        memory_bytes=int(calls("cuDeviceTotalMem", handle)),
-        sm_clock_mhz=get("CLOCK_RATE") / 1e3,
-        memory_clock_mhz=get("MEMORY_CLOCK_RATE") / 1e3,
-        memory_bus_bits=get("GLOBAL_MEMORY_BUS_WIDTH"),
-        cooperative_launch=bool(get("COOPERATIVE_LAUNCH")),
-    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from cuda.bindings import driver as cuda
@@ -121,3 +123,29 @@ def test_closed_device_refuses_calls_by_name(fake: FakeDriver) -> None:
     with pytest.raises(DeviceClosedError, match="cuMemAlloc after the device cuda:0 was closed"):
         device.empty(4)
     assert len(fake.calls("cuDevicePrimaryCtxRelease")) == 1
+
+
+def test_d12_a_device_is_of_no_use_to_a_forked_process(device: Device, fake: FakeDriver) -> None:
+    """It is told so, and frees nothing that belongs to its parent."""
+    array = device.empty(64)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        text = ""
+        try:
+            array.free()
+            device.synchronize()
+        except DeviceClosedError as error:
+            text = str(error)
+        os.write(write, f"{len(fake.calls('cuMemFree'))} freed: {text}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    text = os.read(read, 1000).decode()
+    os.close(read)
+    os.close(write)
+    assert text == (
+        f"0 freed: cuCtxSynchronize: the device cuda:0 was opened in process {os.getpid()}, from which this "
+        f"one ({child}) was forked; CUDA does not survive that: start processes with the method spawn "
+        "(smfree.ranks.spawn) and open devices in them"
+    )
+    device.synchronize()
