@@ -262,12 +262,12 @@ class Node:
             for ident, process in self._callers.items()
             if ident != me and ident not in self._waiting and process.alive
         ]
-        heard_of = set(map(id, self._callers.values()))
-        found += [
-            f"{process}, which has not called yet"
-            for process in self.processes
-            if id(process) not in heard_of
-        ]
+        for process in self.processes:
+            calling = sum(each is process for each in self._callers.values())
+            if calling == 0:
+                found.append(f"{process}, which has not called yet")
+            elif calling < process.host_threads:
+                found.append(f"a thread of {process} that has not called yet")
         return found + (["processes that have not attached yet"] if self.open_to_others else [])
 
     # -------------------------------------------------------------------------------------------- memory

@@ -150,6 +150,8 @@ class Process:
         """Full text of the latest error or refusal."""
         self.host_time_s = 0.0
         """The modelled clock of this process's host thread."""
+        self.host_threads = 0
+        """How many host threads a served program has, as its latest call said."""
         self.threads = threading.local()
         """Per host thread: ``contexts``, the stack of current ones; ``caller``, the line of a served call."""
         self.objects: dict[int, Any] = {}

@@ -34,7 +34,7 @@ def join(
     context = RankContext(rendezvous.rank, rendezvous.world_size, local_rank, rendezvous)
     try:
         if gpus.emulated and NODE_VARIABLE not in os.environ:
-            _serve(context, gpus, schedule, seed, strict)
+            _serve(context, gpus, local_size, schedule, seed, strict)
         else:
             context.open(gpus)
     except BaseException as error:
@@ -43,14 +43,14 @@ def join(
     return context
 
 
-def _serve(context: RankContext, gpus: Gpus, schedule: str, seed: int, strict: str) -> None:
+def _serve(context: RankContext, gpus: Gpus, local_size: int, schedule: str, seed: int, strict: str) -> None:
     """One server for each host; torchrun numbers the ranks of a host one after the other."""
     from smfree.emulator.server import start
 
     first = context.rank - context.local_rank
     node = None
     if context.local_rank == 0:
-        node = start(gpus.node, schedule=schedule, seed=seed, strict=strict)
+        node = start(gpus.node, schedule=schedule, seed=seed, strict=strict, clients=local_size)
     rendezvous: Rendezvous = context.rendezvous
     addresses = rendezvous.all_gather((node.address if node else "").encode(), "address of the emulated node")
     os.environ[NODE_VARIABLE] = addresses[first].decode()

@@ -63,7 +63,9 @@ def spawn(
         if gpus is not None:
             gpus.check(world_size, several_per_gpu)
             if gpus.emulated:
-                environment[NODE_VARIABLE] = stack.enter_context(_serve(gpus, schedule, seed, strict))
+                environment[NODE_VARIABLE] = stack.enter_context(
+                    _serve(gpus, world_size, schedule, seed, strict)
+                )
         name = secrets.token_hex(16)
         environment |= {RENDEZVOUS: name, WORLD_SIZE: str(world_size)}
         task = _Task(function, args, world_size, name, gpus, environment, timeout_s)
@@ -89,10 +91,10 @@ def _check(function: Callable[..., Any], world_size: int, start_method: str) -> 
 
 
 @contextlib.contextmanager
-def _serve(gpus: Gpus, schedule: str, seed: int, strict: str) -> Iterator[str]:
+def _serve(gpus: Gpus, world_size: int, schedule: str, seed: int, strict: str) -> Iterator[str]:
     from smfree.emulator.server import start
 
-    with start(gpus.node, schedule=schedule, seed=seed, strict=strict) as node:
+    with start(gpus.node, schedule=schedule, seed=seed, strict=strict, clients=world_size) as node:
         yield node.address
 
 

@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--strict", choices=[str(choice) for choice in Strict], default=str(Strict.ERROR))
     parser.add_argument("--address", default="", help="name of the abstract socket (default: a new one)")
     parser.add_argument("--wait-limit", type=float, default=60.0, help="seconds to wait for another process")
+    parser.add_argument("--clients", type=int, default=0, help="processes that will attach (0: unknown)")
     parser.add_argument("--lifeline", action="store_true", help="end with the parent")
     options = parser.parse_args()
     server = Server(
@@ -45,6 +46,7 @@ def main() -> int:
         seed=options.seed,
         strict=options.strict,
         host_wait_limit_s=options.wait_limit,
+        clients=options.clients,
         address=options.address,
     )
     if options.lifeline:
@@ -72,6 +74,7 @@ def _watch_parent(server: Server, parent: int) -> None:
 
 
 def _end_when_empty(server: Server) -> None:
+    server.nobody_is_missing()
     server.wait_until_empty()
     server.close()
 

@@ -66,7 +66,10 @@ class Link:
         idle: list[Channel] | None = getattr(self._threads, "idle", None)
         if idle is None:
             idle = self._threads.idle = []
-        return idle.pop() if idle else self._open({"protocol": PROTOCOL, "token": self._token})[0]
+        if idle:
+            return idle.pop()
+        greeting = {"protocol": PROTOCOL, "token": self._token, "thread": threading.current_thread().name}
+        return self._open(greeting)[0]
 
     def request(
         self, name: str, arguments: tuple[Any, ...], fds: Sequence[int] = (), into: memoryview | None = None

@@ -30,7 +30,11 @@ _SWITCH_INTERVAL_S = 0.0005
 
 
 class Server:
-    """Serves one node on an abstract socket. ``host_wait_limit_s`` bounds waits for another process."""
+    """Serves one node on an abstract socket.
+
+    ``host_wait_limit_s`` bounds waits for another process. ``clients``: how many processes will attach (0:
+    nobody knows). While some are missing, nothing is a deadlock: they could still act.
+    """
 
     def __init__(
         self,
@@ -40,6 +44,7 @@ class Server:
         seed: int,
         strict: str,
         host_wait_limit_s: float,
+        clients: int = 0,
         address: str = "",
     ) -> None:
         self.host = SharedHostMemory()
@@ -49,6 +54,9 @@ class Server:
         self.address = address or f"smfree-node-{secrets.token_hex(8)}"
         self._listener = listen(self.address)
         self._sessions: dict[str, Session] = {}
+        self._expected = clients
+        self._pids: set[int] = set()
+        self.node.open_to_others = True
         self._changed = threading.Condition()
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
@@ -65,6 +73,12 @@ class Server:
         """Return when no client is there; new ones may still come meanwhile."""
         with self._changed:
             self._changed.wait_for(lambda: not self._sessions)
+
+    def nobody_is_missing(self) -> None:
+        """Whoever will attach has attached."""
+        with self.node.lock:
+            self.node.open_to_others = False
+            self.node.lock.notify_all()
 
     def close(self) -> None:
         """Accept nobody any more."""
@@ -87,6 +101,7 @@ class Server:
             if (token := greeting.get("token")) is None:
                 self._lifeline(channel, pid, str(greeting.get("label") or ""))
             else:
+                threading.current_thread().name = str(greeting.get("thread"))
                 self._serve(channel, token)
         except WireError as error:
             with contextlib.suppress(ChannelClosed):
@@ -102,6 +117,9 @@ class Server:
         token = secrets.token_hex(16)
         with self._changed:
             self._sessions[token] = session
+            self._pids.add(pid)
+            if len(self._pids) == self._expected:
+                self.nobody_is_missing()
         try:
             channel.send({"token": token, "pid": os.getpid(), "node": self._describe(session)})
             with contextlib.suppress(ChannelClosed):

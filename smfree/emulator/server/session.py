@@ -71,6 +71,7 @@ class Session:
         ):
             raise WireError("a request is (call, caller, threads, arguments)")
         self.driver.process.threads.caller = caller
+        self.driver.process.host_threads = threads
         handler = _HANDLERS.get(name)
         try:
             if handler is not None:

@@ -58,15 +58,17 @@ def start(
     seed: int = 0,
     strict: str = "error",
     wait_limit_s: float = 60.0,
+    clients: int = 0,
 ) -> NodeProcess:
     """Start a server of ``node`` ("h100", "h100x8") and return when it listens.
 
-    ``wait_limit_s``: wall seconds that a call waits for what only another process can do. Raises RuntimeError
-    when the server does not start; what it has to say is on standard error.
+    ``wait_limit_s``: wall seconds that a call waits for what only another process can do. ``clients``: how
+    many processes will attach (0: nobody knows); once they have, a deadlock of all is reported at once.
+    Raises RuntimeError when the server does not start; what it has to say is on standard error.
     """
     command = [sys.executable, "-m", "smfree.emulator.server", "--lifeline", "--node", node]
     command += ["--schedule", schedule, "--seed", str(seed), "--strict", str(strict)]
-    command += ["--wait-limit", str(wait_limit_s)]
+    command += ["--wait-limit", str(wait_limit_s), "--clients", str(clients)]
     root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
     child = subprocess.Popen(
