@@ -40,6 +40,8 @@ class HostRange:
     owner: object = None
     process: object = None
     """The process that did so; None: anybody may name it."""
+    context: object = None
+    """The context that was current then."""
 
     @property
     def end(self) -> int:

@@ -170,11 +170,13 @@ class MemoryCalls(DriverBase):
         if nbytes <= 0:
             raise invalid(f"bytesize must be positive, got {nbytes}")
         try:
-            return self.node.host.allocate(nbytes, flags, self.process).address
+            made = self.node.host.allocate(nbytes, flags, self.process)
         except OSError as error:
             raise Refusal(
                 CUresult.CUDA_ERROR_OUT_OF_MEMORY, f"{nbytes} bytes of host memory: {error}"
             ) from None
+        made.context = self._context()
+        return made.address
 
     @entry(0)
     def cuMemFreeHost(self, p: Any) -> None:
@@ -195,7 +197,8 @@ class MemoryCalls(DriverBase):
                     CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
                     f"[{address:#x}, +{bytesize}) overlaps the known [{known.address:#x}, +{known.nbytes})",
                 )
-        self.node.host.register(address, int(bytesize), int(Flags), self.process)
+        made = self.node.host.register(address, int(bytesize), int(Flags), self.process)
+        made.context = self._context()
 
     @entry(0)
     def cuMemHostUnregister(self, p: Any) -> None:
@@ -297,7 +300,8 @@ class MemoryCalls(DriverBase):
         """The context that allocated, registered or opened memory; stream-ordered and virtual memory has none
         (openucx/ucx, cuda_copy_md.c)."""
         if found.device is None:
-            return None
+            known = self.node.host.range_of(found.address)
+            return known.context if known is not None and isinstance(known.context, Context) else None
         if found.mapping is not None:
             opened = [one for one in self.process.contexts.values() if start in one.imports]
             return opened[0] if opened else None
@@ -342,7 +346,10 @@ class MemoryCalls(DriverBase):
             case "BUFFER_ID":
                 return start
             case "DEVICE_ORDINAL":
-                return device.ordinal if device is not None else (0 if found is not None else -2)
+                if found is not None and device is None:
+                    context = self._context_around(found, start)
+                    return context.ordinal if context is not None else 0
+                return device.ordinal if device is not None else -2
             case "RANGE_START_ADDR":
                 return cuda.CUdeviceptr(start)
             case "RANGE_SIZE":
