@@ -60,6 +60,8 @@ class Mapping:
     label: str = ""
     allocation: Allocation | None = None
     members: list[tuple[GlobalMemory, int, DeviceState]] = field(default_factory=list)
+    unbound: tuple[int, ...] = ()
+    """Ordinals of a multicast object's devices that have bound nothing here."""
 
     @property
     def end(self) -> int:

@@ -112,6 +112,11 @@ class Team(Backing):
         for lo, hi in itertools.pairwise(edges):
             yield lo, hi, [b for b in self.bindings if b.offset <= lo and hi <= b.end]
 
+    def unbound(self, bindings: list[Binding]) -> tuple[int, ...]:
+        """Ordinals of the devices that none of ``bindings`` is of."""
+        bound = {binding.memory.device.ordinal for binding in bindings}
+        return tuple(sorted({device.ordinal for device in self.devices} - bound))
+
     def free(self) -> None:
         for binding in list(self.bindings):
             self.unbind(binding)
@@ -178,6 +183,7 @@ class View:
                 Mapping(
                     self.start + lo, hi - lo, MappingKind.MULTICAST, None, 0, None, self.users,
                     backing.label, members=[_member(binding, lo) for binding in bound],
+                    unbound=backing.unbound(bound),
                 )
                 for lo, hi, bound in backing.segments(self.nbytes)
             ]  # fmt: skip

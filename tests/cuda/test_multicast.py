@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from smfree.cuda import (
     ArrayError,
+    CudaSource,
     Device,
     DriverError,
     MulticastObject,
@@ -62,6 +64,26 @@ def test_one_address_means_all_devices(team: list[Device]) -> None:
     for thing in (multicast, *memories):
         thing.close()
     assert [device.emulator.memory.allocated_bytes for device in team] == [0, 0, 0]
+
+
+def test_store_reaches_all_devices_once_all_have_bound(team: list[Device]) -> None:
+    text = """extern "C" __global__ void put(unsigned* all, unsigned base) {
+      unsigned* address = all + threadIdx.x;
+      asm volatile("multimem.st.relaxed.sys.global.u32 [%0], %1;"
+                   :: "l"(address), "r"(base + threadIdx.x) : "memory");
+    }"""
+    put = team[1].compile(CudaSource("put.cu", text=text)).kernel()
+    multicast, memories = joined(team)
+    everywhere = multicast.map(team).array((32,), np.uint32, device=team[1])
+    own = [memory.map().array((32,), np.uint32) for memory in memories]
+    put.launch(1, 32, [everywhere, np.uint32(7)])
+    team[1].synchronize()
+    for array in own:
+        assert array.numpy().tolist() == list(range(7, 39))
+    multicast.unbind(team[2])
+    put.launch(1, 32, [everywhere, np.uint32(0)])
+    with pytest.raises(DriverError, match="devices of the object have bound no memory: 2"):
+        team[1].synchronize()
 
 
 def test_parts_are_bound_and_unbound_as_they_were_bound(team: list[Device]) -> None:

@@ -140,6 +140,13 @@ class MultimemUnit:
                 f"{name} by device {ordinal}, which has bound no memory to {found} (devices bound: {bound})",
                 "add the device (cuMulticastAddDevice) and bind its memory (cuMulticastBindMem)",
             )  # fmt: skip
+        if found.unbound:
+            missing = ", ".join(map(str, found.unbound))
+            raise fault(
+                "multimem.member", index,
+                f"{name} to {found}, in which these devices of the object have bound no memory: {missing}",
+                "let every rank bind (cuMulticastBindMem) before any uses the address",
+            )  # fmt: skip
         if address % nbytes:
             raise fault(
                 "memory.misaligned", index, f"{name} of {nbytes} bytes must be aligned to them (got {where})",
