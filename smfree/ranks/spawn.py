@@ -49,7 +49,7 @@ def spawn(
     number ``rank`` of those that ``device`` names (None: no device). ``several_per_gpu`` lets ranks share
     GPUs: for correctness, a bandwidth means nothing then. Emulated GPUs are served by one more process;
     ``schedule``, ``seed`` and ``strict`` are theirs. ``function`` lives at a module's top level, and
-    everything that is passed can be pickled.
+    everything that is passed can be pickled. ``timeout_s`` is also what the ranks' rendezvous allows a call.
 
     Raises RankFailed: a rank raised (its exception is the cause) or died, after which the others have
     ``grace_s`` to end by themselves; or not all had ended after ``timeout_s``. Raises RankError for what
@@ -131,7 +131,9 @@ def _rank(task: _Task, rank: int, launcher: Connection, stacks: Connection) -> N
     os.environ.update(task.environment | {RANK: str(rank)})
     context: RankContext | None = None
     try:
-        rendezvous = UnixRendezvous(task.name, rank, task.world_size, launcher=launcher)
+        rendezvous = UnixRendezvous(
+            task.name, rank, task.world_size, timeout_s=task.timeout_s, launcher=launcher
+        )
         context = RankContext(rank, task.world_size, rank, rendezvous)
         if task.gpus is not None:
             context.open(task.gpus)

@@ -227,3 +227,29 @@ def test_words_of_64_bits_and_other_conditions(fake: FakeDriver, gpus: list[Devi
         stream.write_value(4096, 2**32)
     with pytest.raises(LaunchError, match="32 or 64 bits"):
         stream.write_value(4096, 1, bits=16)
+
+
+# --- an emulated node --------------------------------------------------------------------------------
+
+
+def test_the_devices_of_a_node_copy_wait_and_close_one_by_one() -> None:
+    """Fill on 0, copied by 1 after an event of 0, then by peer access of 1, then with 0 closed."""
+    first, second = Device.open_all("emu:h100x2")
+    data = np.arange(4096, dtype=np.uint32)
+    array, other = first.asarray(np.zeros(4096, np.uint32)), second.empty(4096, np.uint32)
+    writing, reading = first.stream(non_blocking=True), second.stream(non_blocking=True)
+    array.copy_from(data, stream=writing)
+    reading.wait(writing.record())
+    assert path_between(first, second) is Path.STAGED
+    second.copy(other, array, stream=reading)
+    reading.synchronize()
+    assert (other.numpy() == data).all()
+    enable_peers([first, second])
+    assert path_between(second, first) is Path.NVLINK
+    pairs = [(other[:1024], array[3072:]), (other[1024:2048], array[:1024])]
+    assert second.copy_batch(pairs, stream=reading) in CopyWay
+    reading.synchronize()
+    assert (other.numpy()[:2048] == np.concatenate([data[3072:], data[:1024]])).all()
+    first.close()
+    assert (other.numpy()[2048:] == data[2048:]).all()
+    second.close()

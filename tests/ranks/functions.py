@@ -6,10 +6,12 @@ import os
 import pickle
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from smfree.cuda import CudaHostError
 from smfree.cuda.ipc import export, ipc_unavailable
 from smfree.ranks import PeerLost, RankContext
 
@@ -93,8 +95,9 @@ def spawn_and_wait(pid_file: str) -> None:
 def write_pid_and_wait(context: RankContext, pid_file: str) -> None:
     pids = context.rendezvous.all_gather(str(os.getpid()).encode(), "pids")
     if context.rank == 0:
+        names = [os.environ["SMFREE_RENDEZVOUS"].encode(), os.environ["SMFREE_NODE"].encode()]
         with open(pid_file + ".new", "wb") as file:
-            file.write(b" ".join(pids))
+            file.write(b" ".join(pids) + b"\n" + b" ".join(names))
         os.rename(pid_file + ".new", pid_file)
     while True:
         time.sleep(1)
@@ -103,6 +106,25 @@ def write_pid_and_wait(context: RankContext, pid_file: str) -> None:
 def use_device(context: RankContext) -> tuple[str, int, list[int]]:
     array = context.device.asarray([context.rank] * 4)
     return context.device.spec, context.device.ordinal, array.numpy().tolist()
+
+
+def lose_the_node(context: RankContext) -> str:
+    """Rank 0 kills the process that serves the emulated GPUs; what each is told at its next call."""
+    array = context.device.asarray(np.arange(4))
+    context.rendezvous.barrier("start")
+    if context.rank == 0:
+        siblings = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split()
+        (server,) = [
+            pid for pid in siblings if b"emulator.server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        os.kill(int(server), signal.SIGKILL)
+    killed = time.monotonic()
+    try:
+        while time.monotonic() < killed + 10:
+            array.numpy()
+    except CudaHostError as error:
+        return f"{type(error).__name__} after {time.monotonic() - killed:.0f} s: {error}"
+    return "nothing"
 
 
 def read_the_others(context: RankContext) -> tuple[str | None, list[list[int]]]:

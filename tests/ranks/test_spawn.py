@@ -103,7 +103,8 @@ def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     while not pid_file.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     listed = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-    assert set(pid_file.read_text().split()) < set(listed)
+    pids, names = pid_file.read_text().splitlines()
+    assert set(pids.split()) < set(listed)
     assert launcher.pid is not None
     os.kill(launcher.pid, signal.SIGKILL)
     launcher.join()
@@ -111,6 +112,8 @@ def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     while any(_alive(pid) for pid in listed) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert [pid for pid in listed if _alive(pid)] == []
+    sockets = Path("/proc/net/unix").read_text()
+    assert not [name for name in names.split() if name in sockets]
 
 
 def _alive(pid: str) -> bool:
@@ -179,3 +182,9 @@ def test_ranks_exchange_memory_through_ipc() -> None:
     """Each reads what every other has put into its own memory."""
     expected = [[rank] * 8 for rank in range(3)]
     assert spawn(functions.read_the_others, 3, device="emu:h100x3") == [(None, expected)] * 3
+
+
+def test_kill_9_of_the_nodes_server_is_told_to_every_rank() -> None:
+    for text in spawn(functions.lose_the_node, 2, device="emu:h100x2"):
+        assert text.startswith(("DeviceLostError after 0 s: ", "DeviceLostError after 1 s: ")), text
+        assert "node" in text
