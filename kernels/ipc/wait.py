@@ -40,8 +40,9 @@ class CollectiveTimeout(RankError):
 
 @dataclass(frozen=True)
 class PeerWait:
-    """Local rank ``rank`` waited for ``peer`` in vain: ``slots`` of its barrier ``step``, the first of which
-    wanted epoch ``wanted`` and saw ``seen``."""
+    """Local rank ``rank`` waited for ``peer`` in vain, at its barrier ``step``: it wanted epoch ``wanted``
+    and saw ``seen``. ``slots``: those of a kernel's CTAs that did, with the numbers of the first; none for a
+    wait in a stream."""
 
     rank: int
     peer: int
@@ -52,9 +53,10 @@ class PeerWait:
 
     def __str__(self) -> str:
         more = f" and {len(self.slots) - 1} more" if len(self.slots) > 1 else ""
+        ctas = f"slot {self.slots[0]}{more}, " if self.slots else ""
         return (
-            f"rank {self.rank} waits for rank {self.peer} at the {self.step}: slot {self.slots[0]}{more}, "
-            f"epoch {self.wanted} wanted, {self.seen} seen"
+            f"rank {self.rank} waits for rank {self.peer} at the {self.step}: {ctas}epoch {self.wanted} "
+            f"wanted, {self.seen} seen"
         )
 
 
@@ -70,7 +72,7 @@ def wait(group: Group, timeout_s: float | None) -> None:
             raise _timeout(group, f"{what} did not end within {timeout_s:g} s")
         group.exchange.check(f"group.wait: {what}")
     except PeerLost as error:
-        waits, stuck = _give_up(group, f"{what}: {error}")
+        waits, stuck = _give_up(group)
         group.failed = PeerLost(f"{error}; {what} was given up: {_shown(waits, stuck)}", error.ranks)
         raise group.failed from error
     except Exception as error:
@@ -91,10 +93,14 @@ def _timeout(group: Group, what: str) -> CollectiveTimeout:
     )
 
 
-def _give_up(group: Group, reason: str) -> tuple[list[PeerWait], list[int]]:
-    """Make the local ranks end what they do; for whom they waited, and which ranks did not end even so."""
+def _give_up(group: Group, reason: str = "") -> tuple[list[PeerWait], list[int]]:
+    """Make the local ranks end what they do; for whom they waited, and which ranks did not end even so.
+
+    ``reason`` goes to the peers; empty when they see it themselves.
+    """
     on_streams = [found for member in group.members for found in _stream_waits(group, member)]
-    group.exchange.fail(reason)
+    if reason:
+        group.exchange.fail(reason)
     for member in group.members:
         _release(group, member)
     stuck = [
@@ -154,12 +160,12 @@ def _stream_waits(group: Group, member: Member) -> Iterable[PeerWait]:
             value = int(seen[number * layout.world_size + peer])
             if peer != member.rank and behind(wanted, value):
                 step = Step.ENTRY if behind(wanted - 1, value) else Step.EXIT
-                yield PeerWait(member.rank, peer, str(step), (layout.host_slot(number),), wanted, value)
+                yield PeerWait(member.rank, peer, f"copies' {step}", (), wanted, value)
     if group.staging is not None:
         wanted = group.staging.last_wanted
         for peer, value in enumerate(map(int, group.staging.words[member.rank])):
             if peer != member.rank and behind(wanted, value):
-                yield PeerWait(member.rank, peer, "host buffer", (0,), wanted, value)
+                yield PeerWait(member.rank, peer, "host buffer", (), wanted, value)
 
 
 def _kernel_waits(group: Group, member: Member) -> Iterable[PeerWait]:

@@ -1,0 +1,48 @@
+"""Groups of real processes on a served node: bytes, and the death of a rank."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from smfree.ranks import PeerLost, RankFailed, spawn
+from tests.kernels.process_bodies import MODES, die_before_the_call, gather_all
+
+
+def shared_memory() -> set[str]:
+    """Names in /dev/shm, which nobody here should use."""
+    return set(os.listdir("/dev/shm"))
+
+
+def children() -> set[int]:
+    """Processes whose parent is this one, save multiprocessing's own, which stays."""
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):
+            own = f"PPid:\t{os.getpid()}\n" in status.read_text()
+            if own and b"resource_tracker" not in (status.parent / "cmdline").read_bytes():
+                found.add(int(status.parent.name))
+    return found
+
+
+def test_three_processes_gather_over_every_backing() -> None:
+    found = spawn(gather_all, 3, device="emu:h100x3", timeout_s=60)
+    assert found == [[(f"{backing}: asked for", True) for backing, _, _ in MODES]] * 3
+
+
+@pytest.mark.parametrize("way", ["ce", "staged"])
+def test_a_killed_rank_ends_the_others_within_seconds_and_leaves_nothing(way: str) -> None:
+    before, known, start = shared_memory(), children(), time.monotonic()
+    with pytest.raises(RankFailed) as failed:
+        spawn(die_before_the_call, 3, way, device="emu:h100x3", timeout_s=60)
+    assert time.monotonic() - start < 20
+    text = str(failed.value)
+    assert text.startswith("rank 1 of 3 was killed by SIGKILL")
+    for rank in (0, 2):
+        assert f"then rank {rank} failed: {PeerLost.__module__}.PeerLost: rank {rank} waited in" in text
+    assert shared_memory() == before
+    assert children() == known
