@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 import pytest
@@ -223,3 +224,72 @@ def test_kernel_copies_from_memory_of_another_process(ordinal: int) -> None:
         importer, importer.cuCtxSynchronize(), "ILLEGAL_ADDRESS", "of process 0", "exchange an IPC handle"
     )
     assert (values_at(exporter, src, 256) == source).all()
+
+
+SIGNAL = b"""
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry await(.param .u64 flag, .param .u64 out)
+{
+  .reg .pred %p;
+  .reg .b32 %r;
+  .reg .b64 %rd<2>;
+  ld.param.u64 %rd0, [flag];
+  ld.param.u64 %rd1, [out];
+LOOP:
+  ld.acquire.sys.global.u32 %r, [%rd0];
+  setp.eq.u32 %p, %r, 0;
+  @%p bra LOOP;
+  st.global.u32 [%rd1], %r;
+  ret;
+}
+.visible .entry tell(.param .u64 flag, .param .u64 out)
+{
+  .reg .b64 %rd;
+  ld.param.u64 %rd, [flag];
+  st.release.sys.global.u32 [%rd], 7;
+  ret;
+}
+"""
+POINTERS = (ctypes.c_uint64, ctypes.c_uint64)
+
+
+def run_signal(driver: Driver, name: bytes, flag: Any, out: Any = 0) -> None:
+    function = load(driver, SIGNAL, name)
+    ok(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, ((int(flag), int(out)), POINTERS), 0))
+
+
+def processes(ordinal: int) -> tuple[Driver, Driver, Any, Any]:
+    """Two processes, a zero word of the first one on device 0, and the second one's pointer to it."""
+    first = open_real("h100", "h100")
+    second = attach(first.node, ordinal, "rank 1")
+    word = array_of(first, np.zeros(1, np.uint32))
+    handle = cuda.CUipcMemHandle()
+    ctypes.memmove(handle.getPtr(), ok(first.cuIpcGetMemHandle(word)).getPtr(), 64)
+    return first, second, word, ok(second.cuIpcOpenMemHandle(handle, 1))
+
+
+@pytest.mark.parametrize("ordinal", [0, 1], ids=["same-device", "other-device"])
+@pytest.mark.parametrize("waiter", [0, 1], ids=["owner-waits", "importer-waits"])
+def test_kernels_of_two_processes_signal_each_other(ordinal: int, waiter: int) -> None:
+    first, second, word, opened = processes(ordinal)
+    sides = [(first, word), (second, opened)]
+    (waiting, seen), (telling, written) = sides[waiter], sides[1 - waiter]
+    out = array_of(waiting, np.zeros(1, np.uint32))
+    run_signal(waiting, b"await", seen, out)
+    run_signal(telling, b"tell", written)
+    assert values_at(waiting, out, 1)[0] == 7
+
+
+def test_running_kernel_of_a_process_that_ends_is_dropped() -> None:
+    """It polls memory of the survivor, whose own kernels and memory go on."""
+    first, second, word, opened = processes(1)
+    run_signal(second, b"await", opened, ok(second.cuMemAlloc(4)))
+    out = array_of(first, np.zeros(1, np.uint32))
+    second.end()
+    ok(first.cuMemFree(word), first)
+    flag = array_of(first, np.ones(1, np.uint32))
+    run_signal(first, b"await", flag, out)
+    assert values_at(first, out, 1)[0] == 1
+    assert first.node.devices[1].memory.allocated_bytes == 0
