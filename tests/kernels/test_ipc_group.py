@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from kernels.common import ConfigError
-from kernels.ipc import slabs
+from kernels.ipc import barrier, slabs
 from kernels.ipc.allgather import WAYS, allgather, ways
 from kernels.ipc.copy_engine import CopyEngineConfig
 from kernels.ipc.errors import GroupError
 from kernels.ipc.group import Group
+from kernels.ipc.push import PushConfig
 from kernels.ipc.slabs import Backing
 from kernels.ipc.wait import CollectiveTimeout
 from smfree.cuda import Device, DeviceArray, DriverError, IpcError, KernelFaultError, Path, PeerError
@@ -281,6 +282,73 @@ def test_a_rank_that_dies_ends_the_wait_of_the_others() -> None:
     for lost in (one, other):
         assert isinstance(lost, PeerLost)
         assert "allgather 'weights' (ce) was given up: rank" in str(lost)
+
+
+def alone_at_the_barrier(group: Group) -> None:
+    """Rank 0's kernel, and nobody else's."""
+    member = group.member(0)
+    kernel = member.device.compile(barrier.source(group.layout)).kernel()
+    kernel.launch(1, barrier.THREADS, (group.control(0), np.uint32(0)), stream=member.stream)
+    group.calls.append("barrier")
+
+
+@pytest.mark.parametrize("schedule", ["timed", "random"])
+def test_a_kernel_that_waits_in_vain_gives_up_and_says_for_whom(schedule: str) -> None:
+    with local_group(3, schedule=schedule) as group:
+        alone_at_the_barrier(group)
+        with pytest.raises(CollectiveTimeout) as late:
+            group.wait(timeout_s=0.1)
+        assert [str(wait) for wait in late.value.waits] == [
+            f"rank 0 waits for rank {peer} at the entry barrier: slot 0, epoch 1 wanted, 0 seen"
+            for peer in (1, 2)
+        ]
+        assert str(late.value).startswith("barrier did not end within 0.1 s: rank 0 waits for rank 1")
+        assert group.member(0).stream.query()
+        with pytest.raises(GroupError, match="the group has failed, its ranks are out of step"):
+            barrier.stream_barrier(group)
+
+
+def test_without_a_time_limit_an_emulated_deadlock_is_a_report() -> None:
+    with pytest.raises(KernelFaultError, match=r"deadlock") as fault, local_group(2) as group:
+        alone_at_the_barrier(group)
+        group.wait()
+    assert "signals.cuh" in str(fault.value)
+
+
+def test_a_rank_between_processes_that_launches_nothing_is_named() -> None:
+    """Three CTAs of ranks 0 and 2 wait for rank 1; whichever ends first tells the others."""
+
+    def body(group: Group) -> None:
+        member, dst = group.members[0], group.symmetric(6000, "dst")
+        if member.rank != 1:
+            src = member.device.asarray(random_bytes(2000, 0))
+            allgather(group, dst, src, way="sm.push", config=PushConfig(ctas=3, threads=32))
+            group.wait(timeout_s=0.3)
+        while True:
+            time.sleep(0.01)
+            group.wait(timeout_s=5)
+
+    errors = joined(["h100"] * 3, body)
+    assert isinstance(errors[1], PeerLost)
+    assert {type(errors[0]), type(errors[2])} <= {PeerLost, CollectiveTimeout}
+    assert any(isinstance(error, CollectiveTimeout) for error in errors)
+    for rank in (0, 2):
+        words = (
+            f"rank {rank} waits for rank 1 at the entry barrier: slot 0 and 2 more, epoch 1 wanted, 0 seen"
+        )
+        assert words in str(errors[rank])
+
+
+@pytest.mark.parametrize("schedule", ["timed", "random"])
+def test_the_twins_whose_kernels_all_come_end_cleanly(schedule: str) -> None:
+    with local_group(3, schedule=schedule) as group:
+        for _ in range(3):
+            barrier.stream_barrier(group)
+        group.wait(timeout_s=30)
+        assert group.failed is None and not group.calls
+        for rank in range(3):
+            epochs = group.control(rank).bytes_view(group.layout.epochs_offset, 4).view(np.uint32)
+            assert epochs.numpy()[0] == 3
 
 
 def test_a_fault_of_one_rank_reaches_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
