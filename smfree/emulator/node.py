@@ -160,7 +160,7 @@ class Node:
         self.findings: list[Any] = []
         """What ``strict="record"`` collected, oldest first."""
         self.timeline = Timeline(schedule=schedule, seed=seed, clocked=self.clocked)
-        self.lock = Turns()
+        self.lock: Turns = Turns()
         """Held during a call. Whoever steps the node for long calls its ``give_way()`` in between."""
         self.open_to_others = False
         """Whether processes may still attach: then nothing is a deadlock."""

@@ -50,7 +50,7 @@ LOOP:
   ret;
 }
 """
-TURNS = 60_000
+TURNS = 80_000
 
 
 @pytest.fixture(scope="module")
@@ -141,9 +141,10 @@ def test_calls_get_in_while_another_process_waits_for_a_long_kernel(servers: Ser
 
     thread = threading.Thread(target=waits)
     thread.start()
+    time.sleep(0.1)  # now the kernel runs, alone, in one slice
     answered = 0
     while not finished.is_set():
         ok(other.cuMemGetInfo())
         answered += not finished.is_set()
     thread.join()
-    assert answered >= 10
+    assert answered >= 3

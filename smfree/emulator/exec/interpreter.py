@@ -69,10 +69,10 @@ class Interpreter:
                 if met is None:
                     return
                 g = met
-            if (
-                type(step) is not Segment
-                and (launch.runnable or launch.copy.pending or launch.crowded)
-                and launch.schedule.switch(launch, g)
+            if type(step) is not Segment and (
+                launch.schedule.switch(launch, g)
+                if launch.runnable or launch.copy.pending or launch.crowded
+                else g.pc <= pc and launch.asked_for
             ):
                 launch.runnable.append(g)
                 return

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from smfree.emulator.memory import GlobalMemory
     from smfree.emulator.node import DeviceState
     from smfree.emulator.process import Context
+    from smfree.emulator.turns import Turns
 
 OPCODE_FAMILIES = (
     approx,
@@ -152,6 +153,7 @@ class Launch(Residency):
         context: Context | None = None,
     ) -> None:
         self.context, self.start_s = context, start_s
+        self._lock: Turns | None = context.process.node.lock if context is not None else None
         self.device, self.kernel, self.params = device, kernel, params
         self.schedule, self.symbols = schedule, symbols
         self.dynamic_shared_bytes = dynamic_shared_bytes
@@ -239,6 +241,8 @@ class Launch(Residency):
                     return Progress.RAN
                 turns -= 1
                 self.interpreter.run(schedule.pick(self))
+                if self.asked_for:
+                    return Progress.RAN
             elif self.crowded and self.stalls.next_turn():
                 return Progress.RAN
             elif not self._unblock():
@@ -266,6 +270,11 @@ class Launch(Residency):
             self.schedule.complete_some(self)
             return True
         return self.stalls.next_turn(tired=True)
+
+    @property
+    def asked_for(self) -> bool:
+        """Whether another host thread wants to call: it has its turn before this launch goes on."""
+        return self._lock is not None and self._lock.asked_for
 
     @property
     def next_s(self) -> float:
