@@ -13,6 +13,10 @@ The public names, in the order in which a program uses them::
         kernel.launch((132,), (256,), [dst, src, np.uint64(src.nbytes)], stream=stream, shared_bytes=65536)
         stream.synchronize()
         dst.numpy()
+        with stream.capture() as graph:                    # Graph: replayed by graph.launch()
+            dst.copy_from_device(src, stream=stream)
+        memory = PhysicalMemory.create(device, 1 << 21)    # mapped by memory.map(), shared by memory.export()
+        device.pinned(1 << 20, numa_node=device.numa_node) # HostBuffer
 
 Launch arguments are typed: DeviceArray or HostBuffer (a pointer), int (8-byte parameters only), numpy scalar,
 ctypes value or structure, TensorMap (128 bytes by value), TritonDescriptor (Triton kernels only).

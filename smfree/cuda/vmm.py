@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from smfree.cuda.errors import ArrayError, DeviceClosedError, UnavailableError
+from smfree.cuda.errors import ArrayError, DeviceClosedError, DriverError, UnavailableError
 from smfree.cuda.memory import Allocation, DeviceArray, as_dtype, as_shape
 
 if TYPE_CHECKING:
@@ -38,9 +38,16 @@ _Handle = TypeVar("_Handle", bound="MemoryObject")
 
 
 def attribute(device: Device, name: str) -> int:
-    """A CU_DEVICE_ATTRIBUTE of the device; 0 where the binding does not know it."""
+    """A CU_DEVICE_ATTRIBUTE of the device; 0 where the binding or the driver does not know it."""
     found = getattr(device.driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
-    return 0 if found is None else int(device.calls("cuDeviceGetAttribute", found, device.ordinal))
+    if found is None:
+        return 0
+    try:
+        return int(device.calls("cuDeviceGetAttribute", found, device.ordinal, attribute=name))
+    except DriverError as error:
+        if error.code_name == "CUDA_ERROR_INVALID_VALUE":
+            return 0
+        raise
 
 
 def vmm_unavailable(device: Device, *, shareable: bool = True) -> str | None:

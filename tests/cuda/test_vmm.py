@@ -11,7 +11,7 @@ import pytest
 
 from smfree.cuda import ArrayError, Device, DeviceClosedError, DriverError, PhysicalMemory, UnavailableError
 from smfree.cuda.compile_cuda import CudaSource
-from smfree.cuda.vmm import round_up, vmm_unavailable
+from smfree.cuda.vmm import attribute, round_up, vmm_unavailable
 from tests.cuda.vmm_kit import PAGE, VmmDriver
 
 
@@ -136,6 +136,17 @@ def test_capability_is_asked_for() -> None:
     with Device(driver, 0, spec="cuda:0", is_emulated=False) as private:
         assert "cannot share memory by file descriptor" in (vmm_unavailable(private) or "")
         assert vmm_unavailable(private, shareable=False) is None
+
+
+def test_driver_that_does_not_know_an_attribute_lacks_it() -> None:
+    driver = VmmDriver()
+    with Device(driver, 0, spec="cuda:0", is_emulated=False) as device:
+        driver.fail["cuDeviceGetAttribute"] = driver.CUresult.CUDA_ERROR_INVALID_VALUE
+        assert attribute(device, "MULTICAST_SUPPORTED") == 0
+        assert attribute(device, "NO_SUCH_ATTRIBUTE") == 0
+        driver.fail["cuDeviceGetAttribute"] = driver.CUresult.CUDA_ERROR_INVALID_DEVICE
+        with pytest.raises(DriverError, match="attribute=MULTICAST_SUPPORTED"):
+            attribute(device, "MULTICAST_SUPPORTED")
 
 
 def test_failed_mapping_leaves_nothing_behind() -> None:

@@ -139,6 +139,7 @@ class MemoryCalls(DriverBase):
 
     @entry(2)
     def cuMemGetInfo(self) -> tuple[int, int]:
+        self.node.exports.reap()
         device = self._device()
         total = device.profile.device.memory_bytes
         return total - device.memory.allocated_bytes, total

@@ -6,7 +6,7 @@ from typing import Any
 
 from cuda.bindings import driver as cuda
 
-from smfree.emulator.driver.base import Needs, calling_line, entry
+from smfree.emulator.driver.base import Needs, entry
 from smfree.emulator.driver.errors import CUresult, Refusal, invalid, unsupported
 from smfree.emulator.driver.vmm import VmmCalls, multiples, no_flags
 from smfree.emulator.node import DeviceState
@@ -32,7 +32,7 @@ class MulticastCalls(VmmCalls):
         if devices > len(self.node.devices):
             raise invalid(f"numDevices must be at most the node's {len(self.node.devices)}, got {devices}")
         self._capable(self.node.devices[0])
-        label = f"cuMulticastCreate at {calling_line()}"
+        label = f"cuMulticastCreate at {self._caller()}"
         return self._name(Team(int(prop.size), shareable, num_devices=devices, label=label))
 
     def _team_of(self, prop: Any) -> tuple[int, bool]:

@@ -9,7 +9,7 @@ from typing import Any
 from cuda.bindings import driver as cuda
 
 from smfree.emulator.address_space import PAGE_BYTES
-from smfree.emulator.driver.base import Needs, calling_line, entry
+from smfree.emulator.driver.base import Needs, entry
 from smfree.emulator.driver.errors import CUresult, Refusal, invalid, unsupported
 from smfree.emulator.driver.memory import MemoryCalls, address_of
 from smfree.emulator.node import DeviceState
@@ -38,7 +38,7 @@ class VmmCalls(MemoryCalls):
         no_flags(flags)
         multiples(size=size)
         self.node.exports.reap()
-        label = f"cuMemCreate at {calling_line()}"
+        label = f"cuMemCreate at {self._caller()}"
         try:
             address = device.memory.alloc(int(size), PAGE_BYTES, label)
         except MemoryError as error:
