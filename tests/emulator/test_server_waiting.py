@@ -127,6 +127,34 @@ def test_flag_set_by_another_thread_of_the_process_ends_the_wait(servers: Server
     assert ok(answers[0], driver) is None
 
 
+def runs_for_ever(parent: Connection, address: str) -> None:
+    driver = opened(RemoteDriver(Link(address, "rank 6")))
+    out = ok(driver.cuMemAlloc(1 << 20))
+    params = ((int(out), (1 << 32) - 1), (ctypes.c_uint64, ctypes.c_uint32))
+    ok(driver.cuLaunchKernel(load(driver, SPIN, b"count"), 1, 1, 1, 32, 1, 1, 0, 0, params, 0), driver)
+    parent.send("launched")
+    driver.cuCtxSynchronize()
+
+
+def test_kernel_of_a_killed_process_stops(servers: Servers) -> None:
+    driver = servers.driver("h100", "h100")
+    before, _ = ok(driver.cuMemGetInfo())
+    with child(runs_for_ever, servers.node("h100", "h100").address) as (process, other):
+        assert told(other) == "launched"
+        time.sleep(0.1)
+        assert ok(driver.cuMemGetInfo())[0] < before
+        process.kill()
+        end = time.monotonic() + 2.0
+        while ok(driver.cuMemGetInfo())[0] != before:
+            assert time.monotonic() < end, "the dead process still has its memory"
+    out = ok(driver.cuMemAlloc(4))
+    params = ((int(out), 3), (ctypes.c_uint64, ctypes.c_uint32))
+    ok(driver.cuLaunchKernel(load(driver, SPIN, b"count"), 1, 1, 1, 32, 1, 1, 0, 0, params, 0), driver)
+    found = ctypes.c_uint32()
+    ok(driver.cuMemcpyDtoH(ctypes.addressof(found), out, 4), driver)
+    assert found.value == ((1 * 5 + 0) * 5 + 1) * 5 + 2
+
+
 def test_calls_get_in_while_another_process_waits_for_a_long_kernel(servers: Servers) -> None:
     busy, other = servers.driver("h100", "h100"), servers.driver("h100", "h100")
     out, context = ok(busy.cuMemAlloc(4)), ok(busy.cuCtxGetCurrent())

@@ -101,7 +101,10 @@ class Link:
             )
             raise NodeLost(self.lost) from None
         if isinstance(reply, dict):
-            raise NodeLost(f"{name} was refused: {reply.get('refused')}")
+            self.lost = (
+                f"the process that serves the emulated node sent this one away: {reply.get('refused')}"
+            )
+            raise NodeLost(self.lost)
         kind, first, second = reply
         if kind == "error":
             close_all(received)

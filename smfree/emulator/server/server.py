@@ -13,6 +13,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from typing import Any
 
 from cuda.bindings import driver as cuda
@@ -25,6 +26,7 @@ from smfree.emulator.server.wire import WireError
 
 PROTOCOL = 1
 GREETING_TIMEOUT_S = 10.0
+_ACCEPT_AGAIN_S = 0.01
 _SWITCH_INTERVAL_S = 0.0005
 """How long a thread that steps kernels may keep the interpreter from one that answers a call."""
 
@@ -54,6 +56,7 @@ class Server:
         self.address = address or f"smfree-node-{secrets.token_hex(8)}"
         self._listener = listen(self.address)
         self._sessions: dict[str, Session] = {}
+        self._closed = False
         self._expected = clients
         self._pids: set[int] = set()
         self.node.open_to_others = True
@@ -62,11 +65,12 @@ class Server:
 
     def run(self) -> None:
         """Accept clients until the listening socket is closed."""
-        while True:
+        while not self._closed:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # closed, or no descriptor left for one more client
+                time.sleep(_ACCEPT_AGAIN_S)
+                continue
             threading.Thread(target=self._greet, args=(Channel(connection),), daemon=True).start()
 
     def wait_until_empty(self) -> None:
@@ -82,6 +86,7 @@ class Server:
 
     def close(self) -> None:
         """Accept nobody any more."""
+        self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -100,9 +105,11 @@ class Server:
                 raise WireError(f"a client of another version of smfree (this one speaks {PROTOCOL})")
             if (token := greeting.get("token")) is None:
                 self._lifeline(channel, pid, str(greeting.get("label") or ""))
-            else:
+            elif type(token) is str:
                 threading.current_thread().name = str(greeting.get("thread"))
                 self._serve(channel, token)
+            else:
+                raise WireError("a token is text")
         except WireError as error:
             with contextlib.suppress(ChannelClosed):
                 channel.send({"refused": str(error)})
