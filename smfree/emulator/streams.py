@@ -130,8 +130,8 @@ class Operation:
     follow_s: float = 0.0
     """Before this no kernel starts that comes after it."""
     done: bool = False
-    dropped: bool = False
-    """True when the context failed before this operation ended."""
+    lost: Context | None = None
+    """The context whose failure or end came before this operation, or one that it waits for, could end."""
 
     def finish(self, start_s: float, end_s: float) -> None:
         """Mark as done and let go of everything the operation kept alive."""

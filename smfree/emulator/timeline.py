@@ -127,6 +127,8 @@ class Timeline:
             if not before.done:
                 return None
             start = max(start, before.end_s, before.follow_s if operation.gap_s else 0.0)
+        if any(before.lost is not None for before in operation.after):
+            return start if self.clocked else 0.0
         if operation.wait is not None:
             if operation.wait.true_since_s is None:
                 return None
@@ -185,6 +187,10 @@ class Timeline:
 
     def _start(self, start_s: float, operation: Operation) -> None:
         operation.start_s = start_s
+        operation.lost = next((before.lost for before in operation.after if before.lost is not None), None)
+        if operation.lost is not None:
+            self._end(operation, start_s)
+            return
         duration = 0.0
         try:
             if operation.begin is not None:
@@ -257,12 +263,12 @@ class Timeline:
         return any([each.activity.last_resort() for each in self.running if each.activity is not None])
 
     def drop(self, context: Context, now_s: float) -> None:
-        """Throw away the work of a context that failed."""
+        """Throw away the work of a context that failed or ended; what waits for it is lost in its turn."""
         for stream in self.streams_of(context):
             for operation in stream.queue:
                 if operation.activity is not None:
                     operation.activity.drop()
                     self.running.remove(operation)
-                operation.dropped = True
+                operation.lost = context
                 operation.finish(operation.start_s if operation.activity is not None else now_s, now_s)
             stream.queue.clear()

@@ -386,3 +386,29 @@ def test_waiting_for_work_of_a_process_that_failed_names_it() -> None:
         "the kernel's fault",
     )
     ok(second.cuCtxSynchronize())
+
+
+@pytest.mark.parametrize("how", ["fails", "ends"])
+def test_work_behind_an_event_that_never_comes_is_lost_and_says_why(how: str) -> None:
+    """Nothing behind it runs, the wait for memory included; other streams of the process go on."""
+
+    def fail(device: Any, params: bytes) -> None:
+        raise MemoryFault("the kernel's fault", rule="memory.bounds")
+
+    first, second = ranks(executor=FakeExecutor(effect=fail))
+    event, imported = events(first, second)
+    flag, out = array_of(second, np.zeros(1, np.uint32)), array_of(second, np.zeros(1, np.uint32))
+    waiting, free = ok(second.cuStreamCreate(1)), ok(second.cuStreamCreate(1))
+    ok(launch(first, load(first, ptx())))
+    ok(first.cuEventRecord(event, 0))
+    ok(second.cuStreamWaitEvent(waiting, imported, 0))
+    ok(second.cuStreamWaitValue32(waiting, flag, 1, 0))
+    ok(second.cuMemsetD32Async(out, 9, 1, waiting))
+    if how == "ends":
+        first.end()
+    reason = "the kernel's fault" if how == "fails" else "device 0 of process 0 ended before the work"
+    refused(second, second.cuStreamSynchronize(waiting), "EXTERNAL_DEVICE", reason)
+    refused(second, second.cuStreamQuery(waiting), "EXTERNAL_DEVICE", reason)
+    ok(second.cuMemcpyDtoDAsync(flag, out, 4, free))
+    ok(second.cuStreamSynchronize(free))
+    assert values_at(second, out, 1)[0] == 0

@@ -118,6 +118,18 @@ class Queueing(CaptureRules):
                 self._deadlock(operation)
         process.host_time_s = max(process.host_time_s, operation.end_s)
         self._check_fault(operation.stream.context)
+        self._check_lost(operation)
+
+    def _check_lost(self, operation: Operation) -> None:
+        """Refuse to take an operation for done that waits for work which never ended."""
+        if operation.lost is None:
+            return
+        self._check_fault(operation.lost)
+        raise Refusal(
+            CUresult.CUDA_ERROR_EXTERNAL_DEVICE,
+            f"{operation.label} on {operation.stream.name} never ran: {operation.lost} ended before the work "
+            "that it waits for. Real hardware may wait for ever",
+        )
 
     def _who_could_act(self) -> list[str]:
         """Who, besides this thread, could still make something happen."""

@@ -73,6 +73,7 @@ class StreamCalls(MemoryCalls):
     def _require_ended(self, operation: Operation) -> None:
         if not operation.done or operation.end_s > self.process.host_time_s:
             raise Refusal(CUresult.CUDA_ERROR_NOT_READY, f"{operation.label} has not ended")
+        self._check_lost(operation)
 
     @entry(0)
     def cuStreamWaitEvent(self, hStream: Any, hEvent: Any, Flags: int) -> None:
