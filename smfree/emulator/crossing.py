@@ -8,15 +8,21 @@ a read, and of the owner's memory. Times go in and come out in cycles of the ask
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from smfree.emulator.clock import F8, I8, Clock
 from smfree.emulator.links import HOST, Links, Passage
 
-if TYPE_CHECKING:
-    from smfree.emulator.node import DeviceState
+
+class Owner(Protocol):
+    """The device whose memory is asked."""
+
+    @property
+    def ordinal(self) -> int: ...
+    @property
+    def clock(self) -> Clock: ...
 
 
 class Asked(NamedTuple):
@@ -45,7 +51,7 @@ class Crossing:
         clock: Clock,
         links: Links,
         here: int,
-        owner: DeviceState | None,
+        owner: Owner | None,
         node_ns: Callable[[Any], Any],
         cycles_of: Callable[[Any], Any],
     ) -> None:

@@ -1,7 +1,6 @@
 """Host memory that the devices know of: page-locked by the driver, or the program's own and registered.
 
-Kernels read and write it at its host address with plain loads, stores and atomics. What that takes over the
-link is not modelled: an access costs what one that misses the L2 costs. Asynchronous copies cannot reach it.
+Kernels read and write it at its host address with loads, stores, atomics, cp.async and bulk copies.
 """
 
 from __future__ import annotations

@@ -121,7 +121,8 @@ class Links:
     ) -> F8:
         """When n transfers of ``nbytes`` that leave ``src`` at ``t_ns`` have arrived at ``dst``.
 
-        ``packets`` of each; None: those of a copy engine. Ends are ordinals or HOST.
+        ``packets`` of each; None: those of a copy engine, whose start-up holds the link's latency already.
+        Ends are ordinals or HOST.
         """
         return self.carry(src, dst, t_ns, nbytes, packets=packets, pinned=pinned, numa_node=numa_node)[-1]
 
@@ -143,8 +144,9 @@ class Links:
         path = self.path(src, dst)
         if path is Path.SAME:
             return Passage(t_ns, t_ns, t_ns)
+        latency = self.latency_ns(src, dst)
         if packets is None:
-            packets = self.copy_packets(src, dst, nbytes)
+            packets, latency = self.copy_packets(src, dst, nbytes), 0.0
         wire = nbytes + self._header_bytes(path, src, dst) * packets
         self._count(path, src, dst, float(np.sum(nbytes if payload is None else payload)), float(wire.sum()))
         if not self.clocked:
@@ -157,7 +159,7 @@ class Links:
                 begin, done = finish - work, np.maximum(done, finish)
             if end == src or src == HOST:
                 sent = done
-        return Passage(begin, sent, done + self.latency_ns(src, dst))
+        return Passage(begin, sent, done + latency)
 
     def copy_packets(self, src: int, dst: int, nbytes: Any) -> Any:
         """How many packets a copy engine makes of each transfer."""

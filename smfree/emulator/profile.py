@@ -332,14 +332,18 @@ def _text(key: str) -> str:
 
 
 def _extended(data: dict[str, Any]) -> dict[str, Any]:
-    """A file that ``extends`` a profile of the package has that one's parameters where it gives none; its
-    rows are its own."""
+    """A file that ``extends`` a profile of the package has that one's parameters where it gives none, and the
+    rows that fixed them; the rows that test it are its own."""
     base = data.pop("extends", None)
     if base is None:
         return data
-    whole = {name: table for name, table in tomllib.loads(_text(base)).items() if name in _SECTIONS}
+    whole = tomllib.loads(_text(base))
+    fixed_by = whole.pop("published").get("fixed_by", [])
+    whole.pop("variant", None)
     for section, table in data.items():
         whole[section] = {**whole[section], **table} if section in whole else table
+    own = whole.setdefault("published", {})
+    own["fixed_by"] = [*fixed_by, *own.get("fixed_by", [])]
     return whole
 
 

@@ -14,11 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from smfree.emulator.clock import F8, Clock
+from smfree.emulator.crossing import Asked, Crossing, packets_of
+from smfree.emulator.links import Links
 from smfree.emulator.profile import Profile, PublishedRow, load, names
 
 _LOOP_INSTRUCTIONS = (
     6  # of the producer's loop around one bulk copy: issue, expect, arrive, wait, add, branch
 )
+_PUSH_INSTRUCTIONS = 9  # PTX instructions of a copy loop's turn
 _ROUNDS = 24  # half of them to settle, half counted
 
 
@@ -82,6 +85,73 @@ def _stream(clock: Clock, reads: int, writes: int, *, hit: bool) -> float:
     return 4 * (reads + writes) * warps * 512 / clock.seconds(end - latency) / 1e9
 
 
+class _Peer(NamedTuple):
+    """A second GPU of the same kind."""
+
+    ordinal: int
+    clock: Clock
+
+
+def _across(clock: Clock) -> tuple[Crossing, Links]:
+    """The way from a GPU to another one of its kind."""
+    links, per_ns = Links([clock.profile] * 2), clock.clock_mhz / 1e3
+    there = _Peer(1, Clock(clock.profile))
+    return Crossing(clock, links, 0, there, lambda c: c / per_ns, lambda ns: ns * per_ns), links
+
+
+def _asked(count: int, nbytes: int) -> Asked:
+    """``count`` requests of whole lines, none of them in the other's L2."""
+    size = np.full(count, float(nbytes))
+    return Asked(size, size, packets_of(size), size)
+
+
+def _peer_stream(clock: Clock, args: Mapping[str, float], *, bulk: bool) -> float:
+    """GB/s of all SMs that store to a peer, a warp 512 bytes at a time or the TMA ``bytes``."""
+    across, _ = _across(clock)
+    sms, size = clock.profile.device.num_sms, int(args.get("bytes", 512))
+    each = max(1, (64 << 10) // size)
+    sm = np.arange(sms * each) % sms
+    t: F8 = np.zeros(len(sm))
+    end = 0.0
+    for _ in range(_ROUNDS):
+        asked = _asked(len(sm), size)
+        done = across.bulk_store(sm, t, asked, tensor=False) if bulk else across.store(sm, t, asked)
+        end = max(end, float(done.performed.max()))
+        t = done.accepted
+    return _ROUNDS * len(sm) * size / (clock.seconds(end) * 1e9 - across.one_way_ns)
+
+
+def _push(clock: Clock, args: Mapping[str, float]) -> float:
+    """GB/s of one SM whose ``threads`` load 16 bytes from DRAM and store them to a peer, again and again."""
+    across, _ = _across(clock)
+    warps = int(args["threads"]) // 32
+    sm = np.zeros(warps, dtype=np.int64)
+    t: F8 = np.zeros(warps)
+    nbytes, sectors, none = np.full(warps, 512), np.full(warps, 16), np.zeros(warps, dtype=np.int64)
+    for _ in range(_ROUNDS):
+        t = clock.issue(sm, t, _PUSH_INSTRUCTIONS)
+        t = clock.global_load(sm, t, nbytes, sectors, none)
+        t = across.store(sm, t, _asked(warps, 512)).accepted
+    return _ROUNDS * warps * 512 / (clock.seconds(float(t.max())) * 1e9)
+
+
+def _copy_engine(clock: Clock, args: Mapping[str, float]) -> float:
+    """GB/s of one copy to a peer by a copy engine."""
+    _, links = _across(clock)
+    start = np.array([clock.profile.host.copy_startup_us * 1e3])
+    nbytes = int(args["bytes"])
+    return nbytes / float(links.send(0, 1, start, np.array([nbytes]))[0])
+
+
+def _flag(clock: Clock) -> float:
+    """Microseconds from a release of .sys until the peer, which polls its own memory, has seen it."""
+    across, _ = _across(clock)
+    word = Asked(4, np.array([32.0]), np.ones(1), np.zeros(1))
+    start = np.array([clock.fence_cycles["sys"]])
+    there = float(across.store(np.zeros(1, dtype=np.int64), start, word).performed[0])
+    return clock.seconds(there + clock.profile.l2.hit_latency_cycles) * 1e6
+
+
 _KINDS: dict[str, Callable[[Clock, Mapping[str, float]], float]] = {
     "load_latency": lambda clock, args: _latency(clock, args, bulk=False),
     "bulk_latency": lambda clock, args: _latency(clock, args, bulk=True),
@@ -89,6 +159,11 @@ _KINDS: dict[str, Callable[[Clock, Mapping[str, float]], float]] = {
     "tensor_loop": lambda clock, args: _bulk_loop(clock, args, tensor=True),
     "dram_stream": lambda clock, args: _stream(clock, int(args["reads"]), int(args["writes"]), hit=False),
     "l2_stream": lambda clock, args: _stream(clock, 1, 0, hit=True),
+    "peer_store": lambda clock, args: _peer_stream(clock, args, bulk=False),
+    "peer_bulk": lambda clock, args: _peer_stream(clock, args, bulk=True),
+    "peer_push": _push,
+    "peer_copy": _copy_engine,
+    "peer_flag": lambda clock, args: _flag(clock),
 }
 
 

@@ -29,7 +29,7 @@ def profile(request: pytest.FixtureRequest) -> Profile:
 
 
 def test_the_profiles_that_come_with_the_package() -> None:
-    assert profiles.names() == ["a100", "b200", "h100", "h200"]
+    assert profiles.names() == ["a100", "b200", "h100", "h20", "h200"]
 
 
 def test_every_kernel_is_compiled_for_the_architecture_of_each_profile(profile: Profile) -> None:
@@ -61,6 +61,26 @@ def test_the_h200_is_an_h100_with_other_memory() -> None:
     assert changed == {"name", "memory_clock_mhz", "memory_bus_bits", "memory_bytes", "l2_bytes"}
     assert h200.peak_memory_gbps == pytest.approx(4917, rel=1e-3)
     assert h200.memory_bytes / 1e9 > 141
+
+
+def test_the_h20_is_an_h100_with_fewer_sms_and_other_memory() -> None:
+    h100, h20 = load("h100"), load("h20")
+    changed = {
+        f.name for f in fields(h100.device) if getattr(h100.device, f.name) != getattr(h20.device, f.name)
+    }
+    assert changed == {"name", "num_sms", "memory_clock_mhz", "memory_bus_bits", "memory_bytes", "l2_bytes"}
+    assert h20.device.peak_memory_gbps == pytest.approx(4000, rel=1e-3)
+    assert h20.link == h100.link and h20.tma == h100.tma
+    assert not h20.variants and set(h100.fixed_by) <= set(h20.fixed_by)
+
+
+def test_a_file_that_extends_another_must_know_its_parameters() -> None:
+    with pytest.raises(ValueError, match=r"unknown .'sms'"):
+        parse('extends = "h100"\n[device]\nsms = { value = 1, unit = "count", source = "x" }', "mine")
+
+
+def test_links_of_the_generations() -> None:
+    assert [load(name).link.gbps for name in ("a100", "h100", "h200", "b200")] == [300, 450, 450, 900]
 
 
 def test_device_attributes_of_the_b200() -> None:
@@ -160,7 +180,7 @@ def test_a_variant_changes_only_what_it_names() -> None:
 
 
 def test_an_unknown_profile_names_the_known_ones() -> None:
-    with pytest.raises(FileNotFoundError, match="a100, b200, h100, h200"):
+    with pytest.raises(FileNotFoundError, match="a100, b200, h100, h20, h200"):
         load("h10")
 
 
@@ -210,8 +230,10 @@ def test_every_assumption_is_documented(profile: Profile) -> None:
 
 
 def test_the_model_is_within_its_stated_error_on_rows_that_did_not_fix_it(profile: Profile) -> None:
-    # Full load and single transfers: 10 %. Medium load, where the model knows no loaded latency: 17 %.
+    # Full load and single transfers: 10 %. Medium load, where the model knows no loaded latency: 17 %. One SM
+    # that pushes, of which the source does not give the bytes in flight: 25 %.
+    single = ("bulk_latency", "load_latency", "peer_copy", "peer_flag")
     for done in replay(profile):
-        assert abs(done.error) < 0.17, done
-        if done.row.kind in ("dram_stream", "l2_stream", "bulk_latency", "load_latency"):
+        assert abs(done.error) < (0.25 if done.row.kind == "peer_push" else 0.17), done
+        if done.row.kind in ("dram_stream", "l2_stream", "peer_store", "peer_bulk", *single):
             assert abs(done.error) < 0.10, done

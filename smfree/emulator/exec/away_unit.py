@@ -235,9 +235,8 @@ class AwayUnit:
 
     def landed(self, device: DeviceState, lo: int, hi: int, cycles: float) -> None:
         """Bytes [lo, hi) of another device's memory have changed at this time of the launch."""
-        notify = getattr(self.router.node, "landed", None)
-        if notify is not None:
-            notify(device, lo, hi, self.launch.node_ns(cycles))
+        assert self.router.node is not None, "there are other devices"
+        self.router.node.landed(device, lo, hi, self.launch.node_ns(cycles))
 
     # ---------------------------------------------------------------- counting
 

@@ -223,7 +223,7 @@ def store(dec: Decoder, ins: ast.Instr) -> Visible:
         if where == "generic":
             where, addr = resolve_generic(launch, g, addr)
         if release:
-            launch.memory.settle_stores(g, scope)
+            launch.memory.release(g, scope)
         if publishes:
             launch.peers.publish(g)
         if where == "global":
@@ -297,7 +297,7 @@ def atomic(dec: Decoder, ins: ast.Instr) -> Visible:
         if where == "generic":
             where, addr = resolve_generic(launch, g, addr)
         if releases:
-            launch.memory.settle_stores(g, scope)
+            launch.memory.release(g, scope)
         cols = [per_lane(g.regs[v], g).view(kind) for v in values]
         value, compare = (cols[1], cols[0]) if op == "cas" else (cols[0], None)
         if publishes:

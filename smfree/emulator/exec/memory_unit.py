@@ -438,6 +438,12 @@ class MemoryUnit:
         """An acquire: later accesses start after the loads before it have returned."""
         self.wait_registers(g, set(g.outstanding))
 
+    def release(self, g: Group, scope: str) -> None:
+        """A release of a store or atomic: ptxas makes it a fence of the same scope in front of it."""
+        self.settle_stores(g, scope)
+        if self.launch.clock is not None and scope in ("gpu", "sys"):
+            self.launch.spend(g, self.launch.clock.fence_cycles[scope])
+
     def settle_stores(self, g: Group, scope: str) -> None:
         """A release or fence of this scope: wait until this warp's stores are visible there; and beyond the
         cluster, until everything that its CTAs sent to other devices has landed."""

@@ -58,7 +58,7 @@ def send(dec: Decoder, ins: ast.Instr) -> Visible:
         values: Any = np.empty((g.lanes.n, len(sources)), UINT[bits])
         fill_columns(values, g, sources)
         if release and scope is not None:
-            launch.memory.settle_stores(g, scope)
+            launch.memory.release(g, scope)
         launch.memory.multimem.send(Issue(g), flat_addresses(g, base, offset), values, scope, reduction)
         return True
 
