@@ -168,7 +168,7 @@ class _Child:
     messages: Connection
     stacks: Connection
     ended: int
-    """A pid file descriptor: the sentinel of multiprocessing is held open by the rank's own children."""
+    """A pid file descriptor: multiprocessing's own sentinel is held open by forked children of the rank."""
     value: Any = None
     returned: bool = False
     failure: _Failure | None = None
@@ -218,46 +218,52 @@ class _Launch:
         process.start()
         there.close()
         stacks_there.close()
-        assert process.pid is not None
-        self.children.append(_Child(rank, process, here, stacks, os.pidfd_open(process.pid)))
+        self.children.append(_Child(rank, process, here, stacks, _end_of(process)))
 
     def results(self, timeout_s: float, grace_s: float) -> list[Any]:
         """Wait for all; their values, or RankFailed."""
         deadline = time.monotonic() + timeout_s
         late: RankFailed | None = None
+        killed = False
         while running := [child for child in self.children if child.alive]:
-            self._take(running, deadline)
+            self._take(running, None if killed else max(0.0, deadline - time.monotonic()))
             if self.failures:
                 deadline = min(deadline, self._first_at + grace_s)
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline and not killed:
+                killed = True
                 running = [child for child in self.children if child.alive]
                 if running and not self.failures:
                     late = self._late(running, timeout_s)
                 for child in running:
                     child.process.kill()
                     child.killed = True
-                deadline = float("inf")
         if late is not None:
             raise self._with_results(late)
         if self.failures:
             self._raise_first()
         return [child.value for child in self.children]
 
-    def _take(self, running: list[_Child], deadline: float) -> None:
-        """Wait for a message or an end, and take it in."""
+    def _take(self, running: list[_Child], left_s: float | None) -> None:
+        """Wait for messages and ends and take them in: ends first, as others may follow from them."""
         sources: list[Any] = [child.messages for child in running if not child.messages.closed]
         sources += [child.ended for child in running]
-        left_s = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
         ready = wait(sources, left_s)
-        for child in running:
+        for child in sorted(running, key=lambda child: child.ended not in ready):
             if child.messages in ready or child.ended in ready:
                 self._hear(child)
             if child.ended in ready:
                 child.process.join()
                 child.alive = False
-                if not child.returned and child.failure is None and not child.killed:
-                    how = how_it_ended(child.process.exitcode)
-                    self._fail(child, _Failure(how, how))
+                if child.failure is None and not child.killed:
+                    self._note_exit(child)
+
+    def _note_exit(self, child: _Child) -> None:
+        """A process that ended without a failure that it told."""
+        how = how_it_ended(child.process.exitcode)
+        if not child.returned:
+            self._fail(child, _Failure(how, how))
+        elif child.process.exitcode != 0:
+            self._fail(child, _Failure(f"returned, then {how}", f"returned, then {how}"))
 
     def _hear(self, child: _Child) -> None:
         try:
@@ -311,3 +317,12 @@ class _Launch:
     def _with_results(self, error: RankFailed) -> RankFailed:
         error.results = {child.rank: child.value for child in self.children if child.returned}
         return error
+
+
+def _end_of(process: SpawnProcess) -> int:
+    """A descriptor that is readable once the process has ended."""
+    assert process.pid is not None
+    try:
+        return os.pidfd_open(process.pid)
+    except OSError:  # an old kernel
+        return os.dup(process.sentinel)

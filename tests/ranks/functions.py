@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import pickle
 import signal
@@ -79,6 +80,13 @@ def fail_beside_a_deaf_rank(context: RankContext) -> None:
         raise ShardError("first")
     while True:
         time.sleep(1)
+
+
+def return_and_die(context: RankContext) -> int:
+    """The process does not survive its own end."""
+    if context.rank == 1:
+        multiprocessing.util.Finalize(None, os._exit, (7,), exitpriority=1)
+    return context.rank
 
 
 def unreadable(context: RankContext) -> Any:

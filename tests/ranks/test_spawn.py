@@ -87,6 +87,11 @@ def test_a_deaf_rank_is_killed_after_the_grace_period() -> None:
     assert children() == before
 
 
+def test_a_rank_that_dies_after_it_returned_has_failed() -> None:
+    with pytest.raises(RankFailed, match="rank 1 of 2 returned, then ended its process with exit code 7"):
+        spawn(functions.return_and_die, 2, device=None)
+
+
 def test_a_result_that_cannot_be_sent_is_a_failure() -> None:
     with pytest.raises(RankFailed, match=r"Can't (pickle|get) local object"):
         spawn(functions.unreadable, 1, device=None)
