@@ -56,7 +56,8 @@ class Exchange:
         try:
             result, _, received = self._link.request(name, arguments, fds, into)
         except NodeLost as error:
-            return self._refuse(name, Refusal(LOST, str(error))), []
+            code = CUresult.CUDA_ERROR_NOT_INITIALIZED if self._link.forked else LOST
+            return self._refuse(name, Refusal(code, str(error))), []
         if result[0] == SUCCESS:
             return result, received
         if result[0] != CUresult.CUDA_ERROR_NOT_READY:

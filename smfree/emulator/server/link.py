@@ -60,6 +60,11 @@ class Link:
         self._channels.add(channel)
         return channel, answer
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that attached."""
+        return self.pid != os.getpid()
+
     def _take(self) -> Channel:
         """An idle connection of the calling thread. One is the rule; garbage collection can strike within a
         call, and what it frees takes a second one."""
@@ -80,7 +85,7 @@ class Link:
         """
         if self.lost:
             raise NodeLost(self.lost)
-        if self.pid != os.getpid():
+        if self.forked:
             raise NodeLost("a driver does not survive a fork; start processes with the method 'spawn'")
         try:
             channel = self._take()
