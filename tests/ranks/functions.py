@@ -111,11 +111,6 @@ def write_pid_and_wait(context: RankContext, pid_file: str) -> None:
         time.sleep(1)
 
 
-def use_device(context: RankContext) -> tuple[str, int, list[int]]:
-    array = context.device.asarray([context.rank] * 4)
-    return context.device.spec, context.device.ordinal, array.numpy().tolist()
-
-
 def lose_the_node(context: RankContext) -> str:
     """Rank 0 kills the process that serves the emulated GPUs; what each is told at its next call."""
     array = context.device.asarray(np.arange(4))
@@ -135,8 +130,8 @@ def lose_the_node(context: RankContext) -> str:
     return "nothing"
 
 
-def read_the_others(context: RankContext) -> tuple[str | None, list[list[int]]]:
-    """What the probe of CUDA IPC says, and the memory of every rank, read through IPC."""
+def read_the_others(context: RankContext) -> tuple[str, str | None, list[list[int]]]:
+    """The rank's GPU, what the probe of CUDA IPC says, the memory of every rank, read through IPC."""
     device, ranks = context.device, context.rendezvous
     own = device.asarray(np.full(8, context.rank, np.uint32))
     handles = ranks.all_gather(pickle.dumps(export(own)), "ipc handles")
@@ -145,4 +140,4 @@ def read_the_others(context: RankContext) -> tuple[str | None, list[list[int]]]:
         array = own if rank == context.rank else device.open_ipc(pickle.loads(handle))
         found.append(array.numpy().tolist())
     ranks.barrier("all have read")
-    return ipc_unavailable(device, ranks), found
+    return device.spec, ipc_unavailable(device, ranks), found

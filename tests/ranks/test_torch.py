@@ -173,8 +173,7 @@ def test_ranks_join_under_torchrun(tmp_path: Path) -> None:
         "from smfree.ranks import join\n"
         "from tests.ranks.functions import read_the_others\n"
         "with join('emu:h100x2') as context:\n"
-        "    reason, found = read_the_others(context)\n"
-        "    print(context.rank, context.device.spec, reason, found, flush=True)\n"
+        "    print(context.rank, *read_the_others(context), flush=True)\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
