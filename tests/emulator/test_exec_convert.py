@@ -133,7 +133,7 @@ _REFUSED = [
     "mma.sync.aligned.m8n8k4.row.col.f16.f16.f16.f16"
     " {%r10,%r11,%r12,%r13},{%r2,%r2},{%r2,%r2},{%r2,%r2,%r2,%r2};",
     "multimem.st.weak.global.v4.e5m2x4 [%rd0], {%r2,%r2,%r2,%r2};", "atom.global.add.f64 %rd4, [%rd0], %rd1;",
-    "atom.global.add.noftz.f16 %h1, [%rd0], %h1;", "discard.global.L2 [%rd0], 128;", "fence.proxy.alias;",
+    "atom.global.add.noftz.f16 %h1, [%rd0], %h1;", "discard.global.L2 [%rd0], 128;",
 ]  # fmt: skip
 
 

@@ -154,7 +154,8 @@ def _nothing(g: Group) -> None:
 
 @visible("membar", "fence")
 def fence(dec: Decoder, ins: ast.Instr) -> Visible:
-    """Generic fences wait for earlier stores; a proxy fence orders generic and async accesses."""
+    """Generic fences wait for earlier stores; a proxy fence orders generic and async accesses, or (.alias)
+    those through several addresses of one memory, which are never out of order here."""
     if "tensormap::generic" in ins.modifiers:
         return tensormap_ops.fence(dec, ins)
     dec.only(
@@ -162,8 +163,6 @@ def fence(dec: Decoder, ins: ast.Instr) -> Visible:
         "async.global", "global", "async.shared::cta", "shared::cta", "shared::cluster", "mbarrier_init",
         "alias", "generic", "async::generic", "sync_restrict::shared::cta", "sync_restrict::shared::cluster",
     )  # fmt: skip
-    if "alias" in ins.modifiers:
-        raise dec.refuse("this proxy fence")
     launch = dec.launch
     proxy = "proxy" in ins.modifiers
     scope = next((m for m in ("sys", "gpu", "gl", "cluster") if m in ins.modifiers), "cta")
