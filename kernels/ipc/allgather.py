@@ -101,17 +101,7 @@ def allgather(
     Collective: every rank calls it with the same way, counts and configuration. Raises OperandError,
     ConfigError, GroupError before anything is queued.
     """
-    group.check()
-    _check_way(group, way)
-    shards = make_shards(group, dst, src, counts)
-    chosen = throughput_config(group, way, max(shards.counts)) if config is None else config
-    wanted = _KERNELS[way].config if way in _KERNELS else CopyEngineConfig if way == "ce" else type(None)
-    require(
-        isinstance(chosen, wanted),
-        f"the config of way '{way}' is a {wanted.__name__}",
-        type(chosen).__name__,
-        "leave it out for the default",
-    )
+    shards, chosen = _check(group, dst, src, way, counts, config)
     if shards.offsets[-1] == 0:
         return GatherInfo(way, group.path)
     if group.world_size == 1:
@@ -125,6 +115,50 @@ def allgather(
     if isinstance(chosen, CopyEngineConfig):
         return GatherInfo(way, group.path, copy_engine.gather(group, shards, chosen))
     return GatherInfo(way, group.path, launches=_launch(group, shards, way, chosen))
+
+
+def prepare(
+    group: Group,
+    dst: Symmetric,
+    src: Sources = None,
+    *,
+    way: str,
+    counts: Sequence[int] | None = None,
+    config: Config | None = None,
+) -> None:
+    """Do what :func:`allgather` with these arguments does only the first time: compile, load, page-lock.
+
+    Collective. For before a capture or a timed region. Moves nothing; raises as :func:`allgather`.
+    """
+    shards, chosen = _check(group, dst, src, way, counts, config)
+    if way == "staged":
+        staged.reserve(group, shards.offsets[-1])
+    if way in _KERNELS:
+        for member in group.members:
+            _KERNELS[way].module.prepare(member, shards, chosen)
+
+
+def _check(
+    group: Group,
+    dst: Symmetric,
+    src: Sources,
+    way: str,
+    counts: Sequence[int] | None,
+    config: Config | None,
+) -> tuple[Shards, Config | None]:
+    """The shards, and the configuration that will be used. Raises OperandError, ConfigError, GroupError."""
+    group.check()
+    _check_way(group, way)
+    shards = make_shards(group, dst, src, counts)
+    chosen = throughput_config(group, way, max(shards.counts)) if config is None else config
+    wanted = _KERNELS[way].config if way in _KERNELS else CopyEngineConfig if way == "ce" else type(None)
+    require(
+        isinstance(chosen, wanted),
+        f"the config of way '{way}' is a {wanted.__name__}",
+        type(chosen).__name__,
+        "leave it out for the default",
+    )
+    return shards, chosen
 
 
 def _launch(group: Group, shards: Shards, way: str, config: Any) -> tuple[LaunchInfo, ...]:

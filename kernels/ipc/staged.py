@@ -116,7 +116,7 @@ def reserve(group: Group, nbytes: int) -> Staging:
     """
     if group.staging is not None and group.staging.nbytes >= nbytes:
         return group.staging
-    size = max(SMALLEST_BYTES, 1 << (nbytes - 1).bit_length())
+    size = max(SMALLEST_BYTES, 1 << max(0, nbytes - 1).bit_length())
     agree(group.exchange, "host buffer of way 'staged'", f"{size} bytes")
     for member in group.members:
         member.stream.synchronize()

@@ -14,7 +14,7 @@ import pytest
 
 from kernels.common import ConfigError, OperandError
 from kernels.ipc import staged
-from kernels.ipc.allgather import WAYS, allgather, throughput_config, ways
+from kernels.ipc.allgather import WAYS, allgather, prepare, throughput_config, ways
 from kernels.ipc.copy_engine import CopyEngineConfig, place_own
 from kernels.ipc.errors import GroupError
 from kernels.ipc.group import Group, Member
@@ -75,11 +75,16 @@ def check_gather(
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["out", "in"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_every_rank_has_all_shards(mode: Any, world_size: int, in_place: bool) -> None:
     with local_group(world_size) as group:
         check_gather(group, mode, [4096] * world_size, in_place=in_place)
         check_gather(group, mode, [3] * world_size, in_place=in_place, seed=10)
+
+
+def test_eight_ranks(mode: Any) -> None:
+    with local_group(8) as group:
+        check_gather(group, mode, [1000, 0, 1, 300, 16, 17, 2000, 5], in_place=False)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +101,7 @@ def test_ragged_shards_and_empty_ones(mode: Any, counts: tuple[int, ...]) -> Non
 @pytest.mark.parametrize("schedule", ["min-pc", "async-latest", "random"])
 def test_under_other_schedules(mode: Any, schedule: str) -> None:
     """Copies of different streams complete in other orders; three calls in a row reuse the same words."""
-    for seed in range(3 if schedule == "random" else 1):
+    for seed in range(2 if schedule == "random" else 1):
         with local_group(3, schedule=schedule, seed=seed) as group:
             for call in range(3):
                 check_gather(group, mode, (100, 2000, 7), in_place=call == 1, seed=10 * call)
@@ -110,11 +115,11 @@ def test_over_every_backing(mode: Any, backing: Backing) -> None:
 
 @pytest.mark.parametrize("schedule", ["timed", "async-latest", "random"])
 def test_calls_follow_each_other_without_a_wait(mode: Any, schedule: str) -> None:
-    """Eight calls into one dst, each with other shards; every rank keeps what it got in its own stream, and
+    """Six calls into one dst, each with other shards; every rank keeps what it got in its own stream, and
     the host waits once. A fast rank must not overwrite what a slow one has not kept, nor the host buffer."""
     way, config = mode
-    counts, calls = (300, 5, 1000), 8
-    for seed in range(4 if schedule == "random" else 1):
+    counts, calls = (300, 5, 1000), 6
+    for seed in range(2 if schedule == "random" else 1):
         with local_group(3, schedule=schedule, seed=seed) as group:
             dst = group.symmetric(sum(counts), "dst")
             shards = [
@@ -236,6 +241,28 @@ def test_shards_may_be_symmetric_and_of_any_dtype() -> None:
         allgather(group, dst, floats, way="ce")
         group.wait()
         assert dst.array(0).view(np.float32).numpy().tolist() == [0.0] * 10 + [1.0] * 10
+
+
+@pytest.mark.parametrize("way", ["ce", "staged", "sm.push"])
+def test_preparing_moves_nothing_and_leaves_nothing_to_do_but_copies(way: str) -> None:
+    """Afterwards a call neither loads a module nor allocates: a real GPU would wait in both."""
+    with local_group(2) as group:
+        dst = group.symmetric(64, "dst")
+        for member in group.members:
+            dst.array(member.rank).fill(member.rank)
+            member.device.synchronize()
+        prepare(group, dst, way=way)
+        assert dst.array(1).numpy().tolist() == [1] * 64
+        process = group.member(0).device.driver.process
+        loaded = [len(process.contexts[rank].modules) for rank in (0, 1)]
+        free = [member.device.calls("cuMemGetInfo") for member in group.members]
+        host = len(process.node.host.ranges)
+        allgather(group, dst, way=way)
+        assert [len(process.contexts[rank].modules) for rank in (0, 1)] == loaded
+        assert [member.device.calls("cuMemGetInfo") for member in group.members] == free
+        assert len(process.node.host.ranges) == host
+        group.wait()
+        assert dst.array(1).numpy().tolist() == [0] * 32 + [1] * 32
 
 
 def test_the_host_buffer_grows_with_the_shards() -> None:
