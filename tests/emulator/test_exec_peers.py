@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 
 from smfree.emulator.address_space import Mapping, MappingKind
 from smfree.emulator.errors import MemoryFault
-from smfree.emulator.exec.launch import LaunchResult, run
+from smfree.emulator.exec.launch import LaunchResult, run, start
 from smfree.emulator.memory import GlobalMemory
 from smfree.emulator.node import Node
 from smfree.emulator.process import Context
+from smfree.emulator.profile import load as load_profile
+from smfree.emulator.replay import replay
 from smfree.emulator.strong import Shape, StrongLog
+from tests.emulator.driver_kit import (
+    array_of,
+    launch,
+    load,
+    ok,
+    open_driver,
+    open_node,
+    refused,
+    values_at,
+)
 from tests.emulator.exec_kit import every_schedule, kernel, report
 
 TILE = ".shared .align 128 .b8 tile[1024];\n.shared .align 8 .b64 full;"
@@ -407,3 +421,141 @@ def test_one_size_and_scope_for_each_word_is_no_race() -> None:
     noted(log, two, 1, [0x1000], Shape(8, False, "sys"))  # reads do not conflict
     with report("load.gpu of 4 bytes by device 0", "scope .gpu", "store.sys", rule="scope.too_narrow"):
         noted(log, one, 0, [0x1004], Shape(4, False, "gpu"))
+
+
+# ----------------------------------------------------------------------------------- two kernels at a time
+
+ENTRY = """
+.version 8.8
+.target sm_90a
+.address_size 64
+.visible .entry work(.param .u64 data, .param .u64 flag, .param .u64 out, .param .u64 back)
+{
+.reg .pred %p<8>;
+.reg .b32 %r<24>;
+.reg .b64 %rd<12>;
+ld.param.u64 %rd1, [data];
+ld.param.u64 %rd2, [flag];
+ld.param.u64 %rd0, [out];
+ld.param.u64 %rd3, [back];
+mov.u32 %r2, %tid.x;
+mul.wide.u32 %rd4, %r2, 4;
+add.s64 %rd5, %rd1, %rd4;
+add.s64 %rd6, %rd0, %rd4;
+"""
+WAIT = "WAIT: ld.acquire.sys.global.u32 %r11, [%rd2];\nsetp.eq.u32 %p3, %r11, 0;\n@%p3 bra WAIT;\n"
+READ = "ld.global.u32 %r12, [%rd5];\nst.global.u32 [%rd6], %r12;\nDONE:\n"
+
+
+class Two:
+    """A sender on device 0 and a receiver on device 1, in one process. ``data``, ``flag``: 32 words and 2 of
+    the receiver, ``back``: one of the sender."""
+
+    def __init__(self, sender: str, receiver: str, **settings: Any) -> None:
+        self.driver = open_driver("h100", "h100", executor=start, **settings)
+        self.contexts = open_node(self.driver)
+        self.streams, self.functions = [], []
+        for i, body in enumerate((sender, receiver)):
+            ok(self.driver.cuCtxSetCurrent(self.contexts[i]))
+            ok(self.driver.cuCtxEnablePeerAccess(self.contexts[1 - i], 0))
+            self.functions.append(load(self.driver, f"{ENTRY}{body}\nret;\n}}\n".encode()))
+            self.streams.append(ok(self.driver.cuStreamCreate(1)))
+        self.data, self.flag, self.out = (array_of(self.driver, np.zeros(32, np.uint32)) for _ in range(3))
+        ok(self.driver.cuCtxSetCurrent(self.contexts[0]))
+        self.back = array_of(self.driver, np.zeros(32, np.uint32))
+
+    def run(self) -> np.ndarray:
+        """What the receiver wrote to ``out``."""
+        for i in range(2):
+            self.launch(i)
+        for i in range(2):
+            ok(self.finish(i), self.driver)
+        return values_at(self.driver, self.out, 32)
+
+    def launch(self, i: int) -> None:
+        ok(self.driver.cuCtxSetCurrent(self.contexts[i]))
+        values = tuple(map(int, (self.data, self.flag, self.out, self.back)))
+        params = (values, (ctypes.c_void_p,) * 4)
+        ok(launch(self.driver, self.functions[i], self.streams[i], params), self.driver)
+
+    def finish(self, i: int) -> Any:
+        ok(self.driver.cuCtxSetCurrent(self.contexts[i]))
+        return self.driver.cuStreamSynchronize(self.streams[i])
+
+
+@every_schedule
+@pytest.mark.parametrize("release", ["st.release", "fence"])
+def test_a_message_to_a_running_kernel(schedule: str, release: str) -> None:
+    two = Two(STORES.replace("FLAG", RELEASES[release]) + "\nDONE:\n", WAIT + READ, schedule=schedule, seed=1)
+    assert (two.run() == words(32)).all()
+
+
+def test_a_running_kernel_sees_the_flag_before_the_data_without_a_release() -> None:
+    sender = STORES.replace("FLAG", UNORDERED["st.relaxed"]) + "\nDONE:\n"
+    assert (Two(sender, WAIT + READ, schedule="async-latest").run() == 0).all()
+
+
+MIXED = "WAIT: ld.relaxed.sys.global.u64 %rd7, [%rd2];\nsetp.eq.u64 %p3, %rd7, 0;\n@%p3 bra WAIT;\n"
+BYTE = "cvt.u64.u32 %rd8, %r2;\nadd.s64 %rd9, %rd2, %rd8;\nst.relaxed.sys.global.u8 [%rd9], %r2;\n"
+
+
+@pytest.mark.parametrize("schedule", ["min-pc", "timed"])
+def test_bytes_stored_to_a_word_that_another_device_polls(schedule: str) -> None:
+    # Case D18: one 8-byte flag of which every peer writes one byte.
+    two = Two(f"setp.gt.u32 %p1, %r2, 7;\n@%p1 ret;\n{BYTE}", MIXED, schedule=schedule, seed=2)
+    for i in (1, 0):
+        two.launch(i)
+    refused(
+        two.driver, two.finish(0), "ILLEGAL_ADDRESS", "in different sizes",
+        "store.sys of 1 bytes by device 0", "load.sys of 8 bytes by device 1", "mixed-size race",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["min-pc", "timed", "random"])
+def test_a_word_for_each_peer_is_right(schedule: str) -> None:
+    two = Two("st.release.sys.global.u32 [%rd2], 1;", WAIT + READ, schedule=schedule, seed=2)
+    assert (two.run() == 0).all()
+
+
+def test_a_poll_of_the_own_flag_with_too_narrow_a_scope() -> None:
+    two = Two("st.release.sys.global.u32 [%rd2], 1;", WAIT.replace("acquire.sys", "acquire.gpu"))
+    for i in (1, 0):
+        two.launch(i)
+    refused(
+        two.driver, two.finish(0), "ILLEGAL_ADDRESS", "scope .gpu", "does not reach another device",
+        "store.sys of 4 bytes by device 0", "load.gpu of 4 bytes by device 1",
+    )  # fmt: skip
+
+
+PING = """
+mov.u32 %r20, 1;
+ROUND:
+st.release.sys.global.u32 [THERE], %r20;
+WAIT: ld.acquire.sys.global.u32 %r11, [HERE];
+setp.ne.u32 %p3, %r11, %r20;
+@%p3 bra WAIT;
+add.u32 %r20, %r20, 1;
+setp.le.u32 %p4, %r20, COUNT;
+@%p4 bra ROUND;
+"""
+PONG = PING.replace("st.release.sys.global.u32 [THERE], %r20;\n", "").replace(
+    "@%p3 bra WAIT;\n", "@%p3 bra WAIT;\nst.release.sys.global.u32 [THERE], %r20;\n"
+)
+
+
+def round_trips(count: int) -> float:
+    """Modelled seconds of so many round trips of one thread each."""
+    one = "setp.ne.u32 %p1, %r2, 0;\n@%p1 ret;\n"
+    ping = PING.replace("THERE", "%rd2").replace("HERE", "%rd3").replace("COUNT", str(count))
+    pong = PONG.replace("THERE", "%rd3").replace("HERE", "%rd2").replace("COUNT", str(count))
+    two = Two(one + ping, one + pong, schedule="timed")
+    two.run()
+    record = two.driver.node.devices[0].last_launch
+    assert record is not None
+    return record.end_s - record.start_s
+
+
+def test_half_a_round_trip_is_what_the_clock_says_of_a_flag() -> None:
+    (row,) = [done for done in replay(load_profile("h20")) if done.row.id == "flag-nvlink"]
+    one_way_us = (round_trips(9) - round_trips(1)) / 16 * 1e6
+    assert one_way_us == pytest.approx(row.modelled, rel=0.05)

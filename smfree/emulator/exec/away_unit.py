@@ -236,6 +236,7 @@ class AwayUnit:
     def landed(self, device: DeviceState, lo: int, hi: int, cycles: float) -> None:
         """Bytes [lo, hi) of another device's memory have changed at this time of the launch."""
         assert self.router.node is not None, "there are other devices"
+        self.launch.gave = True
         self.router.node.landed(device, lo, hi, self.launch.node_ns(cycles))
 
     # ---------------------------------------------------------------- counting

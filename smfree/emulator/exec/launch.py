@@ -182,6 +182,8 @@ class Launch(Residency):
         """Whether other work goes on beside this launch."""
         self.limit = inf
         """The cycle beyond which the present slice must not run."""
+        self.gave = False
+        """Whether something of it has landed on another device, which has its turn before more does."""
         self._waits = False  # blocked: only somebody else can make it go on
 
         pitch = max(-(-self.shared_bytes // SHARED_GRANULE) * SHARED_GRANULE, SHARED_GRANULE)
@@ -247,6 +249,9 @@ class Launch(Residency):
                 return Progress.RAN
             elif not self._unblock():
                 break
+            elif self.crowded and self.gave and self.clock is None:
+                self.gave = False
+                return Progress.RAN
         if self.copy.pending:
             return Progress.RAN
         if not self.live.any() and self.dispatched:
