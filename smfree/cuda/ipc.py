@@ -71,14 +71,14 @@ class MemoryHandle:
     allocation_bytes: int
     offset_bytes: int
     shape: tuple[int, ...]
-    dtype: str
+    dtype: np.dtype[Any]
     device_uuid: str
     origin: Origin
 
     @property
     def nbytes(self) -> int:
         """Bytes of the array."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def export(array: DeviceArray) -> MemoryHandle:
         allocation_bytes=int(allocation_bytes),
         offset_bytes=array.ptr - int(base),
         shape=array.shape,
-        dtype=array.dtype.str,
+        dtype=array.dtype,
         device_uuid=device.uuid,
         origin=_here(device.driver),
     )

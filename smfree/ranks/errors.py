@@ -34,7 +34,7 @@ class RankFailed(RankError):
     """A rank of :func:`smfree.ranks.spawn` raised, was killed or did not end. ``rank`` says which; its
     exception is the cause of this one where it could be carried over. ``results``: what others returned."""
 
-    def __init__(self, message: str, rank: int) -> None:
+    def __init__(self, message: str, rank: int = 0) -> None:
         super().__init__(message)
         self.rank = rank
         self.results: dict[int, Any] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,31 +62,41 @@ def test_torchruns_variables_say_which_gpu_of_the_host(monkeypatch: pytest.Monke
     assert local_ranks() == (3, 8)
 
 
-def test_processes_that_somebody_else_starts_join_and_share_a_served_node() -> None:
-    """Rank 0 serves it; all variables are those that any launcher can set."""
-    name = new_name()
+def start(name: str, rank: int, device: str) -> subprocess.Popen[str]:
+    """Rank ``rank`` of 2, with variables that any launcher can set."""
     script = (
+        "import sys\n"
         "from smfree.ranks import join\n"
-        "with join('emu:h100x2') as context:\n"
+        "with join(sys.argv[1]) as context:\n"
         "    specs = context.rendezvous.all_gather(context.device.spec.encode(), 'specs')\n"
         "    print(context.rank, context.device.asarray([context.rank]).numpy(), specs)\n"
     )
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "SMFREE_RANK": str(rank),
-                "SMFREE_WORLD_SIZE": "2",
-                "SMFREE_RENDEZVOUS": name,
-            },
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    variables = {"SMFREE_RANK": str(rank), "SMFREE_WORLD_SIZE": "2", "SMFREE_RENDEZVOUS": name}
+    return subprocess.Popen(
+        [sys.executable, "-c", script, device],
+        cwd=ROOT,
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_processes_that_somebody_else_starts_join_and_share_a_served_node() -> None:
+    """Rank 0 serves it."""
+    name = new_name()
+    ranks = [start(name, rank, "emu:h100x2") for rank in range(2)]
     printed = [process.communicate(timeout=120)[0].strip() for process in ranks]
     specs = [b"emu:h100x2:0", b"emu:h100x2:1"]
     assert printed == [f"{rank} [{rank}] {specs}" for rank in range(2)]
     assert [process.returncode for process in ranks] == [0, 0]
+
+
+def test_d11_ranks_that_share_a_gpu_are_told_which_whatever_its_number() -> None:
+    """Each has the one GPU that its string names: the same one."""
+    name = new_name()
+    ranks = [start(name, rank, "emu:h100x2:1") for rank in range(2)]
+    for process in ranks:
+        text = process.communicate(timeout=120)[1]
+        assert process.returncode == 1
+        assert re.search(r"ranks 0 and 1 both have the GPU [0-9a-f]{32}; .*several_per_gpu=True", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import time
@@ -15,6 +16,7 @@ import pytest
 from smfree.ranks import (
     PeerLost,
     RankError,
+    RankFailed,
     Rendezvous,
     RendezvousMismatch,
     RendezvousTimeout,
@@ -25,6 +27,14 @@ from tests.ranks.kit import as_threads, new_name
 
 def open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(
+    "error", [PeerLost("gone", [1, 2]), RendezvousTimeout("late", [3]), RankFailed("failed", 4)], ids=repr
+)
+def test_errors_survive_the_way_to_another_process(error: RankError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 # --- exchange ----------------------------------------------------------------------------------------
