@@ -106,7 +106,9 @@ def test_a_freed_block_is_refused_and_its_successor_named() -> None:
     old = pool.allocate(512, "old")
     pool.check(old)
     pool.free(old)
-    with pytest.raises(PoolError, match=r"'old' \(512 bytes, allocation 1\) was freed; allocate a new buffer"):
+    with pytest.raises(
+        PoolError, match=r"'old' \(512 bytes, allocation 1\) was freed; allocate a new buffer"
+    ):
         pool.check(old)
     new = pool.allocate(100, "new")
     assert new.offset == old.offset
@@ -134,8 +136,9 @@ def test_too_large_a_buffer_is_told_what_is_free_and_the_largest_hole() -> None:
     pool.free(blocks[2])
     with pytest.raises(PoolError) as refused:
         pool.allocate(UNIT + 1, "wide")
-    assert "no 257 bytes in one piece for 'wide' (of 1024 bytes 512 are free, 256 in the largest hole)" in str(
-        refused.value
+    assert (
+        "no 257 bytes in one piece for 'wide' (of 1024 bytes 512 are free, 256 in the largest hole)"
+        in str(refused.value)
     )
     pool.free(blocks[1])
     assert pool.allocate(UNIT + 1, "wide").offset == 0
