@@ -139,11 +139,10 @@ class BulkUnit:
         the map is in global memory."""
         self.maps.check_window(maps)
         for lanes, tensor, in_memory in self.maps.parts(g, maps):
-            start = np.array([tensor.address])
-            (home,) = self._routed(start, np.ones(1, np.int64), f"tensor copy through {tensor}")
-            if home.region.shift:
-                tensor = replace(tensor, address=int(home.addr[0]))
-            yield Part(lanes, home.region, home.addr), tensor, in_memory
+            region = self.launch.memory.router.region_of(tensor.address, "tensor copy")
+            if region.shift:
+                tensor = replace(tensor, address=tensor.address + region.shift)
+            yield Part(lanes, region, None), tensor, in_memory
 
     # ---------------------------------------------------------------- time and counters
 

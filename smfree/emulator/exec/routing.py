@@ -175,6 +175,10 @@ class Router:
             found.append(Part(mine, region, addr[mine] + region.shift))
         return found
 
+    def region_of(self, address: int, what: str) -> Region:
+        """Where one byte is."""
+        return self._window if self.alone else self._find(address, 1, what, 0)
+
     def ranges(self, addr: Any, sizes: Any, what: str) -> list[Part]:
         """:meth:`parts` of n ranges of different sizes."""
         found: list[Part] = []
