@@ -23,7 +23,8 @@ from smfree.cuda.peers import takes_batches
 from smfree.cuda.vmm import attribute
 
 if TYPE_CHECKING:
-    from kernels.ipc.group import Group, Member
+    from kernels.ipc.group import Group
+    from kernels.ipc.member import Member
     from kernels.ipc.shards import Shards
 
 HOST_SLOT = 0
@@ -92,13 +93,13 @@ def _push(
     ready = member.stream.record()  # what came before the call: src is written, dst is free
     place_own(shards, member)
     for peer in peers:
-        stream = member.peer_streams[peer]
+        stream = member.stream_to(peer)
         stream.wait(ready)
         _await(group, member, stream, [peer], entry)
         member.device.copy(shards.place(member.rank, peer, member.rank), src, stream=stream)
         _signal(group, member, stream, [peer], leave)
     for peer in peers:
-        member.stream.wait(member.peer_streams[peer].record())
+        member.stream.wait(member.stream_to(peer).record())
     return CopyWay.ONE_BY_ONE
 
 

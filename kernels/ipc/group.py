@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -26,13 +25,14 @@ from kernels.common import check_whole
 from kernels.ipc.errors import GroupError
 from kernels.ipc.exchange import Exchange, InProcess, Joined, agree
 from kernels.ipc.heap import rounded
+from kernels.ipc.member import Member
 from kernels.ipc.pool import Pool
 from kernels.ipc.reach import enable_access, group_path
 from kernels.ipc.signals import SignalLayout
 from kernels.ipc.slabs import Backing, Slabs, make_first
 from kernels.ipc.symmetric import Symmetric
 from kernels.ipc.wait import GRACE_S, wait
-from smfree.cuda import Capabilities, Device, DeviceArray, HostBuffer, Stream
+from smfree.cuda import Capabilities, Device, DeviceArray
 from smfree.ranks.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
@@ -40,36 +40,6 @@ if TYPE_CHECKING:
 
 POOL_BYTES = 64 << 20
 """Symmetric memory per rank unless asked for more or less."""
-
-
-@dataclass(frozen=True, eq=False)
-class Member:
-    """A rank of this process.
-
-    Its collectives queue on ``stream``. ``peer_streams[p]`` takes the copies to rank p, ``control_stream``
-    what must run while the others are stuck. All are non-blocking: the default stream orders nothing
-    (case D30).
-    """
-
-    rank: int
-    device: Device
-    stream: Stream
-    peer_streams: tuple[Stream, ...]
-    control_stream: Stream
-    last_words: HostBuffer
-    """Page-locked: what is written to the abort word and the host's signal words when the rank gives up."""
-
-    @classmethod
-    def of(cls, rank: int, device: Device, layout: SignalLayout) -> Member:
-        """Rank ``rank`` on ``device``, with new streams."""
-        made = [device.stream(non_blocking=True) for _ in range(layout.world_size + 2)]
-        words = device.pinned(1 + layout.host_slots * layout.world_size, np.uint32)
-        return cls(rank, device, made[0], tuple(made[1:-1]), made[-1], words)
-
-    def close(self) -> None:
-        """Destroy the streams."""
-        for stream in (self.stream, *self.peer_streams, self.control_stream):
-            stream.destroy()
 
 
 class Group:
@@ -99,7 +69,7 @@ class Group:
         self.uuids = _introduce(devices, exchange, check_whole("pool_bytes", pool_bytes), slots)
         _check_gpus(self.uuids, several_per_gpu)
         seats = zip(exchange.ranks, devices, strict=True)
-        self.members = tuple(Member.of(rank, device, self.layout) for rank, device in seats)
+        self.members = tuple(Member(rank, device, self.layout) for rank, device in seats)
         self._by_rank = {member.rank: member for member in self.members}
         access = enable_access(devices) if len(devices) == self.world_size else None
         self._backing = backing

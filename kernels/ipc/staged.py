@@ -23,7 +23,8 @@ from kernels.ipc.copy_engine import peers_of, place_own, refuse_capture
 from kernels.ipc.exchange import agree, together
 
 if TYPE_CHECKING:
-    from kernels.ipc.group import Group, Member
+    from kernels.ipc.group import Group
+    from kernels.ipc.member import Member
     from kernels.ipc.shards import Shards
 
 WORDS_BYTES = 4096

@@ -24,7 +24,8 @@ from smfree.cuda import DeviceArray, Stream
 from smfree.ranks.errors import PeerLost, RankError
 
 if TYPE_CHECKING:
-    from kernels.ipc.group import Group, Member
+    from kernels.ipc.group import Group
+    from kernels.ipc.member import Member
 
 GRACE_S = 5.0
 """How long the local ranks may take to give up: a kernel looks at its abort word every few microseconds."""
@@ -62,7 +63,7 @@ class PeerWait:
 
 def wait(group: Group, timeout_s: float | None) -> None:
     """See :meth:`kernels.ipc.group.Group.wait`."""
-    streams = [stream for member in group.members for stream in (member.stream, *member.peer_streams)]
+    streams = [stream for member in group.members for stream in member.streams]
     what = ", ".join(group.calls) or "queued work"
     try:
         if timeout_s is None and group.in_process:
@@ -106,7 +107,7 @@ def _give_up(group: Group, reason: str = "") -> tuple[list[PeerWait], list[int]]
     stuck = [
         member.rank
         for member in group.members
-        if not _drained([member.control_stream, member.stream, *member.peer_streams], GRACE_S)
+        if not _drained([member.control_stream, *member.streams], GRACE_S)
     ]
     in_kernels = [found for member in group.members for found in _kernel_waits(group, member)]
     return in_kernels + on_streams, stuck

@@ -17,7 +17,8 @@ from kernels.ipc import staged
 from kernels.ipc.allgather import WAYS, allgather, prepare, throughput_config, ways
 from kernels.ipc.copy_engine import CopyEngineConfig, place_own
 from kernels.ipc.errors import GroupError
-from kernels.ipc.group import Group, Member
+from kernels.ipc.group import Group
+from kernels.ipc.member import Member
 from kernels.ipc.push import PushConfig
 from kernels.ipc.shards import Shards
 from kernels.ipc.slabs import Backing
@@ -172,7 +173,7 @@ def test_a_source_may_be_overwritten_behind_the_call() -> None:
         shards = [random_bytes(100, rank) for rank in range(3)]
         sources = [m.device.asarray(shard) for m, shard in zip(group.members, shards, strict=True)]
         first.device.synchronize()
-        first.peer_streams[1].wait_value(gate.ptr, 1)
+        first.stream_to(1).wait_value(gate.ptr, 1)
         allgather(group, dst, sources, way="ce", config=CopyEngineConfig(batched=False))
         sources[0].fill(0xDD, stream=first.stream)
         assert not any([first.stream.query() for _ in range(200)])
@@ -304,7 +305,7 @@ def test_d15_d30_the_result_tells_path_and_way(mode: Any) -> None:
         assert info.path is (Path.STAGED if way == "staged" else Path.NVLINK)
         assert info.copies is (CopyWay.BATCH if config and config.batched else CopyWay.ONE_BY_ONE)
         assert info.launches == ()
-        streams = {stream.handle for m in group.members for stream in (m.stream, *m.peer_streams)}
+        streams = {stream.handle for m in group.members for stream in m.streams}
         assert not streams & {m.device.default_stream.handle for m in group.members}
 
 
