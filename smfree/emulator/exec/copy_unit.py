@@ -272,6 +272,8 @@ class CopyUnit:
     def forget_done(self) -> None:
         """What is complete is pending no more."""
         self.pending = [b for b in self.pending if not b.done.all()]
+        if self.launch.clock is None:
+            return
         self._due = min((float(b.complete_at[~b.done].min()) for b in self.pending), default=np.inf)
 
     def retire(self, slots: Any) -> None:

@@ -31,6 +31,8 @@ class Flight(PendingCopies):
 
     memory: GlobalMemory
     released: Any
+    low: int
+    high: int
 
     def meets(self, addr: Any, nbytes: Any) -> Any:
         """The elements that have not landed and write bytes of the ranges [addr, addr + nbytes)."""
@@ -82,6 +84,7 @@ class Flights:
             label=self.launch.here(g),
         )  # fmt: skip
         flight.memory, flight.away = memory, part.device
+        flight.low, flight.high = int(part.addr.min()), int(part.addr.max()) + nbytes
         flight.released = np.zeros(n, np.bool_)
         flight.read[:] = True
         if times is not None:
@@ -103,7 +106,9 @@ class Flights:
         latest = -np.inf
         if not self.flying:
             return latest
-        for flight in [f for f in self.flying if f.memory is memory]:
+        low, high = int(addr.min()), int((addr + nbytes).max())
+        met = [f for f in self.flying if f.low < high and f.high > low and f.memory is memory]
+        for flight in met:
             which = flight.meets(addr, nbytes)
             if readers is not None and len(which):
                 mine = np.isin(self._clusters(flight.issuer[which]), self._clusters(readers))
@@ -113,7 +118,8 @@ class Flights:
             latest = max(latest, float(flight.complete_at[which].max()))
             if now or self.launch.clock is None or readers is not None:
                 self._land(flight, which)
-        self._forget()
+        if met:
+            self._forget()
         return latest
 
     def release(self, g: Group) -> None:
@@ -143,6 +149,6 @@ class Flights:
         self.copies.finish(flight, which)
 
     def _forget(self) -> None:
-        if any(f.done.all() for f in self.flying):
-            self.flying = [f for f in self.flying if not f.done.all()]
+        if any(f.open == 0 for f in self.flying):
+            self.flying = [f for f in self.flying if f.open]
             self.copies.forget_done()

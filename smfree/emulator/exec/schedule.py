@@ -66,7 +66,8 @@ class Schedule:
     def complete_some(self, launch: Launch) -> None:
         """Nothing can run: complete some pending copy."""
         batch = launch.copy.pending[0]
-        launch.copy.complete(batch, np.flatnonzero(~batch.done)[:1])
+        left = np.flatnonzero(~batch.done)
+        launch.copy.complete(batch, left if batch.kind.of_threads else left[:1])
 
     def least_time(self, launch: Launch) -> float:
         """There is no time."""
@@ -115,7 +116,8 @@ class AsyncLatest(Schedule):
 
     def complete_some(self, launch: Launch) -> None:
         batch = launch.copy.pending[-1]
-        launch.copy.complete(batch, np.flatnonzero(~batch.done)[-1:])
+        left = np.flatnonzero(~batch.done)
+        launch.copy.complete(batch, left if batch.kind.of_threads else left[-1:])
 
 
 class ProducerAhead(Schedule):
