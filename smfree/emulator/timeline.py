@@ -174,6 +174,8 @@ class Timeline:
                 for other, _, each in ready
                 if each is not operation
             ]
+            if len(self.running) > 1:  # what polls has no next event: this slice may be what wakes it
+                ahead.append(time + self.lookahead_s)
             limit_s = max(time, min([now_s, *ahead]))
         self.steps += 1
         operation.slices += 1
