@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from kernels.common import ConfigError
 from smfree.cuda import CopyWay, Stream
 from smfree.cuda.peers import takes_batches
-from smfree.cuda.vmm import attribute
 
 if TYPE_CHECKING:
     from kernels.ipc.group import Group
@@ -113,8 +112,7 @@ def _signal(group: Group, member: Member, stream: Stream, peers: list[int], epoc
 
 def _await(group: Group, member: Member, stream: Stream, peers: list[int], epoch: int) -> None:
     """Let ``stream`` wait for the words of ``peers`` here, and for what they wrote before them."""
-    flush = bool(attribute(member.device, "CAN_FLUSH_REMOTE_WRITES"))
     pad, layout = group.pad(member.rank), group.layout
     for peer in peers:
         word = layout.word(layout.host_slot(HOST_SLOT), peer)
-        stream.wait_value(pad.ptr + word, epoch, flush=flush)
+        stream.wait_value(pad.ptr + word, epoch, flush=member.flushes)

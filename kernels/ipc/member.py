@@ -6,6 +6,7 @@ import numpy as np
 
 from kernels.ipc.signals import SignalLayout
 from smfree.cuda import Device, HostBuffer, Stream
+from smfree.cuda.vmm import attribute
 
 
 class Member:
@@ -26,6 +27,9 @@ class Member:
         self.last_words: HostBuffer = device.pinned(words, np.uint32)
         """What is written to the abort word and the host's signal words when the rank gives up: page-locked
         beforehand, because a stuck device may not lock memory."""
+        self.flushes = bool(attribute(device, "CAN_FLUSH_REMOTE_WRITES"))
+        """Whether waits in a stream can make sure that the remote writes before the awaited one are visible.
+        Where they cannot, the order of the writer's stream is all there is (CUstreamWaitValue_flags)."""
 
     def __repr__(self) -> str:
         return f"Member({self.rank}, {self.device!r})"

@@ -19,6 +19,9 @@ MODES: list[tuple[Backing, str, Any]] = [
     (Backing.VMM, "ce", CopyEngineConfig(batched=True)),
     (Backing.IPC, "ce", CopyEngineConfig(batched=False)),
     (Backing.ALONE, "staged", None),
+    (Backing.IPC, "sm.push", None),
+    (Backing.IPC, "tma.pull", None),
+    (Backing.VMM, "multicast", None),
 ]
 
 

@@ -24,6 +24,7 @@ from kernels.ipc.shards import Shards
 from kernels.ipc.slabs import Backing
 from kernels.ipc.staged import reserve
 from smfree.cuda import CopyWay, Device, Path
+from smfree.emulator.driver import Driver
 from tests.kernels.group_kit import joined, local_group, random_bytes
 
 MODES = {
@@ -318,6 +319,22 @@ def test_batches_are_taken_where_the_driver_has_them(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(Device, "driver_version", (12, 4))
         assert allgather(group, dst, way="ce").copies is CopyWay.ONE_BY_ONE
         group.wait()
+
+
+def test_waits_flush_remote_writes_where_the_device_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags: list[int] = []
+    call = Driver.cuStreamWaitValue32
+
+    def recorded(driver: Driver, stream: Any, addr: Any, value: Any, flag: int) -> Any:
+        flags.append(flag)
+        return call(driver, stream, addr, value, flag & ~(1 << 30))  # emulated GPUs have it not
+
+    monkeypatch.setattr(Driver, "cuStreamWaitValue32", recorded)
+    with local_group(2) as group:
+        check_gather(group, MODES["batched"], (64, 64), in_place=False)
+        group.member(1).flushes = True
+        check_gather(group, MODES["batched"], (64, 64), in_place=False)
+    assert flags == [0] * 4 + [0, 1 << 30] * 2
 
 
 def test_every_way_says_whether_it_is_open() -> None:

@@ -29,12 +29,12 @@ def children() -> set[int]:
     return found
 
 
-def test_three_processes_gather_over_every_backing() -> None:
+def test_three_processes_gather_over_every_backing_with_and_without_kernels() -> None:
     found = spawn(gather_all, 3, device="emu:h100x3", timeout_s=60)
     assert found == [[(f"{backing}: asked for", True) for backing, _, _ in MODES]] * 3
 
 
-@pytest.mark.parametrize("way", ["ce", "staged"])
+@pytest.mark.parametrize("way", ["ce", "sm.push"])
 def test_a_killed_rank_ends_the_others_within_seconds_and_leaves_nothing(way: str) -> None:
     before, known, start = shared_memory(), children(), time.monotonic()
     with pytest.raises(RankFailed) as failed:
