@@ -14,11 +14,19 @@ PTX_INLINE u32 ld_acquire_sys(const u32* src) {  // what the value's writer had 
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(src) : "memory");
   return value;
 }
+PTX_INLINE u64 ld_acquire_sys(const u64* src) {
+  u64 value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(src) : "memory");
+  return value;
+}
 PTX_INLINE void st_relaxed_sys(u32* dst, u32 value) {  // orders nothing
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" :: "l"(dst), "r"(value) : "memory");
 }
 PTX_INLINE void st_release_sys(u32* dst, u32 value) {  // what this thread has done and seen comes before it
   asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(dst), "r"(value) : "memory");
+}
+PTX_INLINE void st_release_sys(u8* dst, u8 value) {
+  asm volatile("st.release.sys.global.b8 [%0], %1;" :: "l"(dst), "r"((u32)value) : "memory");
 }
 
 // ---- ld and st of elements below 4 bytes ---------------------------------------------------------

@@ -11,7 +11,8 @@
 // Needs      sm_80; peer access to every rank's dst and pad.
 // Barriers   of the slot over all ranks. Entry: every rank has copied the call before. Exit: all words have
 //            landed.
-// Slow       rank `slow` sleeps after each wait: it is the one that others overtake.
+// Slow       rank `slow` sleeps after each wait, and its warps that do not signal before they send: it is the
+//            one that others overtake.
 // Shared     none.
 // Compile    nvcc -arch=sm_80 -cubin -I../include -DTHREADS=64 -DFAULT=NONE -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512
 //            -DSIGNAL_PADS_OFFSET=128 -DSIGNAL_EPOCHS_OFFSET=256 -DSIGNAL_RECORDS_OFFSET=2304
@@ -20,21 +21,27 @@
 //            rank: [WORLD_SIZE][grid x THREADS]; out: [num_calls][WORLD_SIZE][grid x THREADS].
 #include "signals.cuh"
 
-enum Fault { NONE, RELEASE_MISSING, SYNC_MISSING, FLAGS_RESET, EPOCH_REUSED, ENTRY_MISSING };
+enum Fault { NONE, RELEASE_MISSING, SYNC_MISSING, FLAGS_RESET, BYTE_FLAGS, EPOCH_REUSED, ENTRY_MISSING };
 
 static_assert(THREADS >= 64, "more than the warp that signals");
+static_assert(FAULT != BYTE_FLAGS || WORLD_SIZE % 2 == 0 && WORLD_SIZE <= 8, "flags in 8 aligned bytes");
 constexpr u32 SLEEP_NS = 20000;
 
 struct Destinations { u32* of[WORLD_SIZE]; };
 
 PTX_INLINE void signal(const Signals& signals) {
+  u8* const bytes = (u8*)(signals.theirs - signals.rank);  // the slot's flags at the peer, one byte per rank
   if constexpr (FAULT == FLAGS_RESET) st_release_sys(signals.theirs, 1);
+  else if constexpr (FAULT == BYTE_FLAGS) st_release_sys(bytes + signals.rank, (u8)signals.epoch);
   else if constexpr (FAULT == RELEASE_MISSING) st_relaxed_sys(signals.theirs, signals.epoch);
   else signal_peer(signals);
 }
 
 PTX_INLINE void wait(const Signals& signals, u32 step) {
+  const u64* const flags = (const u64*)(signals.mine - threadIdx.x);  // those of all peers in one word
   if constexpr (FAULT == FLAGS_RESET) while (ld_acquire_sys(signals.mine) != 1) {}
+  else if constexpr (FAULT == BYTE_FLAGS)
+    while ((signed char)((ld_acquire_sys(flags) >> 8 * threadIdx.x) - signals.epoch) < 0) {}
   else wait_peer(signals, step);
 }
 
@@ -59,6 +66,7 @@ ipc_faults(u32* out, const __grid_constant__ Destinations dst, const u32* src, S
   for (u32 call = 0; call < num_calls; ++call) {
     if constexpr (FAULT != ENTRY_MISSING) meet(signals, SIGNAL_STEP_ENTRY, slow);
 
+    if (rank == slow && threadIdx.x >= 32) __nanosleep(SLEEP_NS);
     b32x1 value;
     ld_global(value, src + call * num_words + word);
     for (u32 turn = 0; turn < WORLD_SIZE; ++turn)

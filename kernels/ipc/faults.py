@@ -35,6 +35,7 @@ class Fault(Mistake):
         "flags of 0 and 1, reset by who saw them: a slow rank resets the next signal",
         Ending.HANGS,
     )
+    BYTE_FLAGS = "each peer writes a byte of one 8-byte word, which is read whole: a race", Ending.BREAKS
     EPOCH_REUSED = (
         "both barriers of a call have one epoch: the exit finds the entry's flags",
         Ending.BREAKS,
@@ -84,8 +85,8 @@ def exchange(
     """Queue calls of the exchange on all members' streams, as many as ``src`` has rows.
 
     ``src[rank]``: uint32 [calls, words]; ``dst``: [ranks, words] of uint32, used by every call;
-    ``out[rank]``: [calls, ranks, words], what the rank saw. Rank ``slow`` sleeps after each wait.
-    Raises OperandError.
+    ``out[rank]``: [calls, ranks, words], what the rank saw. Rank ``slow`` sleeps after each wait, and
+    its second warp before it sends. Raises OperandError.
     """
     group.check()
     group.check_direct()
