@@ -1,0 +1,175 @@
+"""The AllGather kernels: every way, schedule, number of ranks; any size and alignment; call after call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels.ipc.allgather import allgather
+from kernels.ipc.group import Group
+from kernels.ipc.symmetric import Symmetric
+from smfree.cuda import DeviceArray
+from tests.kernels.ipc_kit import CONFIGS, epochs, filled, opened_group, set_epochs, shard_bytes
+from tests.kernels.pairwise import SCHEDULES, rows
+
+TILE_BYTES = 256
+SIZES = {
+    "1": lambda rank: 1,
+    "15": lambda rank: 15,
+    "16": lambda rank: 16,
+    "17": lambda rank: 17,
+    "tile-1": lambda rank: TILE_BYTES - 1,
+    "tile": lambda rank: TILE_BYTES,
+    "several-passes": lambda rank: 9 * TILE_BYTES + 5,
+    "ragged": lambda rank: (700, 0, 33, 1025, 3, 128, 0, 511)[rank],
+    "one-rank-only": lambda rank: 1500 if rank == 1 else 0,
+}
+AXES = {
+    "way": tuple(CONFIGS),
+    "schedule": SCHEDULES,
+    "size": tuple(SIZES),
+    "src_shift": ("in place", 0, 1, 2, 4, 8),
+    "dst_shift": (0, 1, 16, 100),
+    "ranks": (2, 3, 4, 8),
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "row" in metafunc.fixturenames:
+        found = rows(AXES, metafunc.config)
+        metafunc.parametrize("row", found, ids=["-".join(map(_name, row.values())) for row in found])
+
+
+def _name(value: object) -> str:
+    return "".join(map(str, value)) if isinstance(value, tuple) else str(value).replace(" ", "-")
+
+
+def place_shards(
+    group: Group, dst: Symmetric, counts: Sequence[int], shift: int | str, call: int = 0
+) -> list[DeviceArray] | None:
+    """The shards of all ranks, in their places in dst (None) or ``shift`` bytes into arrays of their own."""
+    offsets = [0, *accumulate(counts)]
+    shards = []
+    for member in group.members:
+        data = shard_bytes(member.rank, counts[member.rank], call)
+        if shift == "in place":
+            if len(data):
+                place = dst.array(member.rank).bytes_view(offsets[member.rank], len(data))
+                place.copy_from(data, stream=member.stream)
+        else:
+            shards.append(filled(group, member.rank, data, int(shift)))
+    return None if shift == "in place" else shards
+
+
+def wanted(counts: Sequence[int], call: int = 0) -> Any:
+    """What every dst holds afterwards."""
+    return np.concatenate([shard_bytes(rank, count, call) for rank, count in enumerate(counts)])
+
+
+def test_every_rank_has_every_shard_and_nothing_else_is_touched(row: dict[str, Any]) -> None:
+    way, guard = row["way"], 64
+    counts = [SIZES[row["size"]](rank) for rank in range(row["ranks"])]
+    with opened_group(row["ranks"], *row["schedule"]) as group:
+        whole = group.symmetric(sum(counts) + row["dst_shift"] + guard, "dst")
+        for member in group.members:
+            whole.array(member.rank).fill(0xA5, stream=member.stream)
+        dst = whole.bytes_view(row["dst_shift"], sum(counts))
+        src = place_shards(group, dst, counts, row["src_shift"])
+        allgather(group, dst, src, way=way, counts=counts, config=CONFIGS[way])
+        group.wait(60)
+        for member in group.members:
+            got = whole.array(member.rank).numpy()
+            begin, end = row["dst_shift"], row["dst_shift"] + sum(counts)
+            np.testing.assert_array_equal(got[begin:end], wanted(counts))
+            assert (got[:begin] == 0xA5).all() and (got[end:] == 0xA5).all()
+            assert set(epochs(group, member.rank)) == {0, 2}
+
+
+@pytest.mark.parametrize("way", [way for way in CONFIGS if way != "multicast"])
+@pytest.mark.parametrize("shift", ["in place", 0, 3])
+def test_one_rank_has_only_its_own_shard_to_place(way: str, shift: int | str) -> None:
+    """The kernels themselves: ``allgather`` launches none for one rank."""
+    from kernels.ipc.allgather import _launch
+    from kernels.ipc.shards import make_shards
+
+    counts = [1000]
+    with opened_group(1) as group:
+        dst = group.symmetric(1000, "dst")
+        src = place_shards(group, dst, counts, shift)
+        _launch(group, make_shards(group, dst, src, counts), way, CONFIGS[way])
+        group.wait(60)
+        np.testing.assert_array_equal(dst.array(0).numpy(), wanted(counts))
+        assert epochs(group, 0)[:3] == [2, 2, 0]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=_name)
+def test_calls_in_a_row_of_other_sizes_grids_and_ways_share_the_pads(schedule: tuple[str, int]) -> None:
+    """One dst, no wait in between: the exit barrier of a call and the entry barrier of the next keep them
+    apart, across the wrap of the epochs."""
+    calls = [("sm.push", 1, 48), ("sm.pull", 3, 700), ("tma.push", 2, 260), ("tma.pull", 3, 33),
+             ("multicast", 1, 500), ("sm.push", 3, 700)]  # fmt: skip
+    with opened_group(3, *schedule) as group:
+        set_epochs(group, -3)
+        dst = group.symmetric(3 * 700, "dst")
+        kept = {}
+        for call, (way, ctas, nbytes) in enumerate(calls):
+            counts = [nbytes, nbytes + call, nbytes // 2]
+            part = dst.bytes_view(0, sum(counts)) if sum(counts) <= dst.nbytes else None
+            assert part is not None
+            src = place_shards(group, part, counts, 0, call)
+            allgather(group, part, src, way=way, counts=counts, config=replace(CONFIGS[way], ctas=ctas))
+            for member in group.members:
+                kept[call, member.rank] = member.device.empty(part.nbytes, np.uint8)
+                kept[call, member.rank].copy_from_device(part.array(member.rank), stream=member.stream)
+        group.wait(60)
+        for (call, rank), array in kept.items():
+            nbytes = calls[call][2]
+            want = wanted([nbytes, nbytes + call, nbytes // 2], call)
+            np.testing.assert_array_equal(array.numpy(), want, err_msg=f"call {call}, rank {rank}")
+        assert [epochs(group, 0)[slot] for slot in range(4)] == [9, 5, 3, 2**32 - 3]
+
+
+def test_two_groups_on_the_same_devices_do_not_meet() -> None:
+    with opened_group(2, "random", 1) as one:
+        devices = [member.device for member in one.members]
+        with Group.local(devices, pool_bytes=1 << 16, slots=4) as other:
+            counts, filled_dst = [300, 500], {}
+            for call, group in enumerate((one, other)):
+                dst = filled_dst[group] = group.symmetric(800, "dst")
+                src = place_shards(group, dst, counts, 0, call)
+                allgather(group, dst, src, way="sm.push", counts=counts, config=CONFIGS["sm.push"])
+            for call, (group, dst) in enumerate(filled_dst.items()):
+                group.wait(60)
+                for rank in range(2):
+                    np.testing.assert_array_equal(dst.array(rank).numpy(), wanted(counts, call))
+
+
+@pytest.mark.parametrize("way", CONFIGS)
+def test_a_captured_graph_is_replayed_with_new_data(way: str) -> None:
+    """The epochs go on in device memory: nothing in the graph knows how often it has run."""
+    counts = [100, 700, 30]
+    with opened_group(3) as group:
+        dst = group.symmetric(sum(counts), "dst")
+        allgather(
+            group, dst, place_shards(group, dst, counts, 0), way=way, counts=counts, config=CONFIGS[way]
+        )
+        group.wait(60)  # compiled and loaded
+        src = [filled(group, rank, shard_bytes(rank, count)) for rank, count in enumerate(counts)]
+        with ExitStack() as stack:
+            graphs = [stack.enter_context(member.stream.capture()) for member in group.members]
+            allgather(group, dst, src, way=way, counts=counts, config=CONFIGS[way])
+        for replay in range(1, 4):
+            for member, array in zip(group.members, src, strict=True):
+                array.copy_from(shard_bytes(member.rank, array.nbytes, replay), stream=member.stream)
+            for graph in graphs:
+                graph.launch()
+            group.wait(60)
+            for member in group.members:
+                np.testing.assert_array_equal(dst.array(member.rank).numpy(), wanted(counts, replay))
+        assert epochs(group, 2)[0] == 2 * (1 + 3)
