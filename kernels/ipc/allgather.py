@@ -96,7 +96,8 @@ def allgather(
     on every rank), of any dtype; None: in place, rank r's shard is its part of dst. ``counts``: bytes per
     rank, zeros too; None: equal ones. Any byte count and offset is right; kernels move 16 bytes at a time
     where source and destination are alike modulo 16. ``config`` belongs to the way; None: its
-    :func:`throughput_config`.
+    :func:`throughput_config`. src and dst are used in the order of ``member.stream``, with which the default
+    stream is not ordered: write them there, or wait for what writes them.
 
     Collective: every rank calls it with the same way, counts and configuration. Raises OperandError,
     ConfigError, GroupError before anything is queued.

@@ -237,7 +237,7 @@ def test_shards_may_be_symmetric_and_of_any_dtype() -> None:
     with local_group(2) as group:
         dst, src = group.symmetric(80, "dst"), group.symmetric(40, "src")
         for rank in (0, 1):
-            src.array(rank).fill(rank + 1)
+            src.array(rank).fill(rank + 1, stream=group.member(rank).stream)
         allgather(group, dst, src, way="ce")
         group.wait()
         assert dst.array(1).numpy().tolist() == [1] * 40 + [2] * 40
@@ -253,8 +253,8 @@ def test_preparing_moves_nothing_and_leaves_nothing_to_do_but_copies(way: str) -
     with local_group(2) as group:
         dst = group.symmetric(64, "dst")
         for member in group.members:
-            dst.array(member.rank).fill(member.rank)
-            member.device.synchronize()
+            dst.array(member.rank).fill(member.rank, stream=member.stream)
+            member.stream.synchronize()
         prepare(group, dst, way=way)
         assert dst.array(1).numpy().tolist() == [1] * 64
         process = group.member(0).device.driver.process
@@ -313,8 +313,8 @@ def test_d15_d30_the_result_tells_path_and_way(mode: Any) -> None:
 def test_batches_are_taken_where_the_driver_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     with local_group(2) as group:
         dst = group.symmetric(64, "dst")
-        for array in (dst.array(0), dst.array(1)):
-            array.fill(1)
+        for member in group.members:
+            dst.array(member.rank).fill(1, stream=member.stream)
         assert allgather(group, dst, way="ce").copies is CopyWay.BATCH
         monkeypatch.setattr(Device, "driver_version", (12, 4))
         assert allgather(group, dst, way="ce").copies is CopyWay.ONE_BY_ONE
@@ -366,7 +366,7 @@ def test_a_captured_stream_is_refused(pair: Any, mode: Any) -> None:
         with group.member(0).stream.capture(), pytest.raises(ConfigError, match=words):
             allgather(group, dst, way=way, config=config)
         for rank in (0, 1):
-            dst.array(rank).fill(rank)
+            dst.array(rank).fill(rank, stream=group.member(rank).stream)
         allgather(group, dst, way=way, config=config)
         group.wait()
         assert dst.array(0).numpy().tolist() == [0] * 32 + [1] * 32

@@ -175,10 +175,11 @@ def test_groups_leave_nothing_behind_in_a_process(backing: Backing) -> None:
         with Group.local(devices, pool_bytes=POOL_BYTES, backing=backing) as group:
             buffer = group.symmetric(99, "buffer")
             for way in ("ce", "staged"):
-                buffer.array(0).fill(1), buffer.array(1).fill(2), buffer.array(2).fill(3)
+                for member in group.members:
+                    buffer.array(member.rank).fill(1, stream=member.stream)
                 allgather(group, buffer, way=way)
             group.wait()
-        del group, buffer
+        del group, buffer, member
         left = (descriptors(), len(process.objects), [device.calls("cuMemGetInfo") for device in devices])
         assert before in (None, left)
         before = left
