@@ -85,6 +85,11 @@ class Counters:
     fences: int = 0
     atomics: int = 0
 
+    copy_engine_read_bytes: int = 0
+    """Bytes that copies of the driver read from the device's memory; only in a device's totals."""
+    copy_engine_write_bytes: int = 0
+    """Bytes that copies and memsets of the driver wrote to it."""
+
     l2_hit_bytes: int = 0
     l2_miss_bytes: int = 0
     dram_read_bytes: int = 0

@@ -21,30 +21,40 @@ def piece_ends(nbytes: int) -> list[int]:
 class Transfer:
     """A copy of ``ends[-1]`` bytes: ``move(lo, hi, time_s)`` lands bytes lo to hi at their time.
 
-    ``times_s``: when each piece has landed; the last one is the end.
+    ``pace(nbytes, at_s)`` says when a piece that follows at ``at_s`` has landed. It is asked for a piece when
+    the one before has landed, so that other traffic on its way comes in between.
     """
 
     polls_host = False
 
     def __init__(
-        self, ends: list[int], times_s: list[float], move: Callable[[int, int, float], None]
+        self,
+        ends: list[int],
+        start_s: float,
+        pace: Callable[[int, float], float],
+        move: Callable[[int, int, float], None],
     ) -> None:
-        self._ends, self._times_s, self._move = ends, times_s, move
+        self._ends, self._pace, self._move = ends, pace, move
         self._next = 0
-        self.end_s = times_s[-1]
-
-    @property
-    def next_s(self) -> float:
+        self.next_s = pace(ends[0], start_s)
         """When the next piece lands."""
-        return self._times_s[self._next]
+        self.end_s = self.next_s
 
     def advance(self, limit_s: float) -> Progress:
         """Land what lands by then: one piece at a time, or all that is left when nothing else goes on."""
-        first = self._next
-        lo = self._ends[first - 1] if first else 0
-        self._next = len(self._ends) if limit_s == inf else first + 1
-        self._move(lo, self._ends[self._next - 1], self._times_s[self._next - 1])
+        lo = self._ends[self._next - 1] if self._next else 0
+        self._follow()
+        while limit_s == inf and self._next < len(self._ends):
+            self._follow()
+        self._move(lo, self._ends[self._next - 1], self.end_s)
         return Progress.DONE if self._next == len(self._ends) else Progress.RAN
+
+    def _follow(self) -> None:
+        """One piece has landed; the next one is on its way."""
+        self.end_s, done = self.next_s, self._ends[self._next]
+        self._next += 1
+        if self._next < len(self._ends):
+            self.next_s = self._pace(self._ends[self._next] - done, self.end_s)
 
     def look(self, now_s: float) -> None:
         """A copy looks at nothing."""

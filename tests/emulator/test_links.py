@@ -7,10 +7,11 @@ import struct
 import numpy as np
 import pytest
 
-from smfree.emulator.exec.launch import LaunchResult, run
+from smfree.emulator.exec.launch import LaunchResult, run, start
 from smfree.emulator.links import HOST, Links, Path
 from smfree.emulator.node import Node
 from smfree.emulator.profile import Profile, load
+from tests.emulator.driver_kit import ok, open_driver, open_node
 from tests.emulator.exec_kit import cuda_kernel, kernel, repository_kernel
 
 MB = 1 << 20
@@ -226,3 +227,56 @@ def test_peer_traffic_passes_the_owners_dram() -> None:
     counters = launch(node, cuda_kernel(PUSH), struct.pack("<QQQ", dst, src, 1 << 12), 4, 1024).counters
     assert (counters.dram_read_bytes, counters.dram_write_bytes) == (1 << 16, 0)
     assert node.devices[1].counters.dram_write_bytes == 1 << 16
+
+
+# -------------------------------------------------------------------------------------------- copy engines
+
+
+def copy_gbps(
+    copies: list[tuple[int, int]], *, access: bool = True, count: int = 3
+) -> tuple[list[float], Node]:
+    """GB/s of copies of 64 MB between devices that start together, (source, target) each."""
+    driver = open_driver(*["h100"] * count, executor=start)
+    contexts, nbytes, marks = open_node(driver), 64 * MB, []
+    for source, target in copies:
+        ok(driver.cuCtxSetCurrent(contexts[target]))
+        dst = ok(driver.cuMemAlloc(nbytes))
+        ok(driver.cuCtxSetCurrent(contexts[source]))
+        if access:
+            driver.cuCtxEnablePeerAccess(contexts[target], 0)
+        src, stream = ok(driver.cuMemAlloc(nbytes)), ok(driver.cuStreamCreate(1))
+        first, last = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
+        ok(driver.cuEventRecord(first, stream))
+        ok(driver.cuMemcpyDtoDAsync(dst, src, nbytes, stream), driver)
+        ok(driver.cuEventRecord(last, stream))
+        marks.append((source, first, last))
+    rates = []
+    for source, first, last in marks:
+        ok(driver.cuCtxSetCurrent(contexts[source]))
+        ok(driver.cuEventSynchronize(last), driver)
+        rates.append(nbytes / (ok(driver.cuEventElapsedTime(first, last)) * 1e6))
+    return rates, driver.node
+
+
+def test_a_copy_between_devices_runs_at_the_links_rate() -> None:
+    ((rate,), node) = copy_gbps([(0, 1)])
+    assert rate == pytest.approx(450 * 256 / 290, rel=0.03)
+    sent, received = node.links.traffic[0].nvlink, node.links.traffic[1].nvlink
+    assert sent.sent_bytes == received.received_bytes == 64 * MB
+    assert node.devices[0].counters.copy_engine_read_bytes == 64 * MB
+    assert node.devices[1].counters.copy_engine_write_bytes == 64 * MB
+
+
+def test_copies_to_one_device_share_its_port() -> None:
+    alone = 450 * 256 / 290
+    together, _ = copy_gbps([(0, 2), (1, 2)])
+    assert together == pytest.approx([alone / 2] * 2, rel=0.06)
+    apart, _ = copy_gbps([(0, 2), (1, 0)])
+    assert apart == pytest.approx([alone] * 2, rel=0.03)
+
+
+def test_a_copy_without_peer_access_goes_through_the_host() -> None:
+    ((rate,), node) = copy_gbps([(0, 1)], access=False)
+    assert rate == pytest.approx(load("h100").host.pcie_pinned_gbps / 2, rel=0.03)
+    assert node.links.traffic[0].nvlink.sent_bytes == 0
+    assert node.links.traffic[0].pcie.sent_bytes == node.links.traffic[1].pcie.received_bytes == 64 * MB

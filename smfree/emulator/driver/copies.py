@@ -6,6 +6,7 @@ copy to pageable memory blocks the host. Copies pass through L2, as the copy eng
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from smfree.emulator.driver.base import entry
 from smfree.emulator.driver.errors import invalid
 from smfree.emulator.driver.memory import MemoryCalls, Place, address_of, host_bytes
+from smfree.emulator.links import HOST
 from smfree.emulator.node import DeviceState
 from smfree.emulator.profile import LINE_BYTES
 from smfree.emulator.streams import Stream, Unit
@@ -103,20 +105,48 @@ class CopyCalls(MemoryCalls):
             self._tell(dst, lo, hi, time_s)
 
         label = f"copy of {nbytes} bytes from {src.address:#x} to {dst.address:#x} on {stream.name}"
-        host = device.profile.host
-        seconds = _copy_seconds(device, dst, src, nbytes)
-        startup_s, ends = host.copy_startup_us * 1e-6, piece_ends(nbytes)
-
-        def begin(start_s: float) -> Transfer:
-            done = start_s + startup_s
-            times = [done + (seconds - startup_s) * end / nbytes for end in ends[:-1]]
-            return Transfer(ends, [*times, start_s + seconds], move)
-
+        startup_s, pace = device.profile.host.copy_startup_us * 1e-6, self._pace(device, dst, src)
         cost_s = self._launch_cost_s(device)
         unit = _engine(device, dst, src)
-        operation = self._submit(stream, label, begin=begin, unit=unit, host_cost_s=cost_s)
+        operation = self._submit(
+            stream,
+            label,
+            begin=lambda start_s: Transfer(piece_ends(nbytes), start_s + startup_s, pace, move),
+            unit=unit,
+            host_cost_s=cost_s,
+        )
         if block or (dst.device is None and not dst.pinned):
             self._finish(operation)
+
+    def _pace(self, device: DeviceState, dst: Place, src: Place) -> Callable[[int, float], float]:
+        """When bytes that are sent at some time have landed: over links, or inside of a device."""
+        if src.device is dst.device:
+            rate = _rate_within(device, dst)
+            return lambda nbytes, at_s: at_s + nbytes / rate
+        links = self.node.links
+        pinned = all(place.device is not None or place.pinned for place in (src, dst))
+        ends = [HOST if place.device is None else place.device.ordinal for place in (src, dst)]
+        hops = [(ends[0], ends[1])]
+        if HOST not in ends and self._staged(dst, src):
+            hops = [(ends[0], HOST), (HOST, ends[1])]
+        numa_node = src.numa_node if src.device is None else dst.numa_node
+
+        def pace(nbytes: int, at_s: float) -> float:
+            at = np.array([at_s * 1e9])
+            for one, other in hops:
+                at = links.send(one, other, at, np.array([nbytes]), pinned=pinned, numa_node=numa_node)
+            return float(at[0]) * 1e-9
+
+        return pace
+
+    def _staged(self, dst: Place, src: Place) -> bool:
+        """Whether a copy between devices goes through the host: neither has access to the other, and no
+        mapping leads there (CUDA C++ Programming Guide, "Peer-to-Peer Memory Copy")."""
+        assert dst.device is not None and src.device is not None
+        if dst.address != dst.at or src.address != src.at:
+            return False
+        one, other = (self.process.contexts[place.device.ordinal] for place in (dst, src) if place.device)
+        return other.ordinal not in one.peers and one.ordinal not in other.peers
 
     def _tell(self, place: Place, lo: int, hi: int, time_s: float) -> None:
         """Bytes lo to hi at a place have changed: whoever polls them goes on."""
@@ -126,7 +156,11 @@ class CopyCalls(MemoryCalls):
             self.node.timeline.look(time_s)
 
     def _touch(self, device: DeviceState, address: int, nbytes: int, *, write: bool) -> None:
-        """Let a copy pass through the device's L2."""
+        """Let a copy pass through the device's L2, and count it."""
+        if write:
+            device.counters.copy_engine_write_bytes += nbytes
+        else:
+            device.counters.copy_engine_read_bytes += nbytes
         if self.node.clocked:
             first = (address - device.memory.base) // LINE_BYTES
             last = (address + nbytes - 1 - device.memory.base) // LINE_BYTES
@@ -187,7 +221,7 @@ class CopyCalls(MemoryCalls):
         operation = self._submit(
             where,
             f"memset of {nbytes} bytes on {where.name}",
-            begin=lambda start_s: Transfer([nbytes], [start_s + seconds], fill),
+            begin=lambda start_s: Transfer([nbytes], start_s, lambda _, at_s: at_s + seconds, fill),
             gap_s=host.kernel_gap_us * 1e-6,
             host_cost_s=self._launch_cost_s(device),
         )
@@ -195,17 +229,12 @@ class CopyCalls(MemoryCalls):
             self._finish(operation)
 
 
-def _copy_seconds(device: DeviceState, dst: Place, src: Place, nbytes: int) -> float:
-    """Start-up plus bytes over the path's rate. Inside a device every byte is read and written."""
+def _rate_within(device: DeviceState, dst: Place) -> float:
+    """Bytes per second inside a device, where every byte is read and written, or inside the host."""
     host, spec = device.profile.host, device.profile.device
-    if dst.device is not None and dst.device is src.device:
-        rate = spec.peak_memory_gbps * 1e9 * host.copy_device_efficiency / 2
-    else:
-        pageable = any(place.device is None and not place.pinned for place in (dst, src))
-        rate = (host.pcie_pageable_gbps if pageable else host.pcie_pinned_gbps) * 1e9
-        if any(place.numa_node not in (None, device.numa_node) for place in (dst, src)):
-            rate *= device.profile.link.far_numa_fraction
-    return host.copy_startup_us * 1e-6 + nbytes / rate
+    if dst.device is None:
+        return (host.pcie_pinned_gbps if dst.pinned else host.pcie_pageable_gbps) * 1e9
+    return spec.peak_memory_gbps * 1e9 * host.copy_device_efficiency / 2
 
 
 def _engine(device: DeviceState, dst: Place, src: Place) -> Unit:
