@@ -22,9 +22,7 @@ TILE_BYTES = 256
 SIZES = {
     "1": lambda rank: 1,
     "15": lambda rank: 15,
-    "16": lambda rank: 16,
     "17": lambda rank: 17,
-    "tile-1": lambda rank: TILE_BYTES - 1,
     "tile": lambda rank: TILE_BYTES,
     "several-passes": lambda rank: 9 * TILE_BYTES + 5,
     "ragged": lambda rank: (700, 0, 33, 1025, 3, 128, 0, 511)[rank],
@@ -108,7 +106,9 @@ def test_one_rank_has_only_its_own_shard_to_place(way: str, shift: int | str) ->
         assert epochs(group, 0)[:3] == [2, 2, 0]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=_name)
+@pytest.mark.parametrize(
+    "schedule", [("timed", 0), ("min-pc", 0), ("async-latest", 0), ("random", 1)], ids=_name
+)
 def test_calls_in_a_row_of_other_sizes_grids_and_ways_share_the_pads(schedule: tuple[str, int]) -> None:
     """One dst, no wait in between: the exit barrier of a call and the entry barrier of the next keep them
     apart, across the wrap of the epochs."""
@@ -153,8 +153,8 @@ def test_two_groups_on_the_same_devices_do_not_meet() -> None:
 @pytest.mark.parametrize("way", CONFIGS)
 def test_a_captured_graph_is_replayed_with_new_data(way: str) -> None:
     """The epochs go on in device memory: nothing in the graph knows how often it has run."""
-    counts = [100, 700, 30]
-    with opened_group(3) as group:
+    counts = [100, 700]
+    with opened_group(2) as group:
         dst = group.symmetric(sum(counts), "dst")
         allgather(
             group, dst, place_shards(group, dst, counts, 0), way=way, counts=counts, config=CONFIGS[way]
@@ -164,7 +164,7 @@ def test_a_captured_graph_is_replayed_with_new_data(way: str) -> None:
         with ExitStack() as stack:
             graphs = [stack.enter_context(member.stream.capture()) for member in group.members]
             allgather(group, dst, src, way=way, counts=counts, config=CONFIGS[way])
-        for replay in range(1, 4):
+        for replay in (1, 2):
             for member, array in zip(group.members, src, strict=True):
                 array.copy_from(shard_bytes(member.rank, array.nbytes, replay), stream=member.stream)
             for graph in graphs:
@@ -172,4 +172,4 @@ def test_a_captured_graph_is_replayed_with_new_data(way: str) -> None:
             group.wait(60)
             for member in group.members:
                 np.testing.assert_array_equal(dst.array(member.rank).numpy(), wanted(counts, replay))
-        assert epochs(group, 2)[0] == 2 * (1 + 3)
+        assert epochs(group, 1)[0] == 2 * (1 + 2)
