@@ -559,3 +559,42 @@ def test_half_a_round_trip_is_what_the_clock_says_of_a_flag() -> None:
     (row,) = [done for done in replay(load_profile("h20")) if done.row.id == "flag-nvlink"]
     one_way_us = (round_trips(9) - round_trips(1)) / 16 * 1e6
     assert one_way_us == pytest.approx(row.modelled, rel=0.05)
+
+
+# ----------------------------------------------------------------------------------- several processes
+
+
+def two_processes(schedule: str = "min-pc") -> tuple[Pair, Pair]:
+    """Two processes on one node; the first allocates, the second runs on device 0."""
+    owner, other = Pair(schedule), Pair(schedule)
+    other.node = owner.node
+    other.process = owner.node.attach("rank 1")
+    other.context.peers.add(1)
+    other.own, other.peer = owner.own, owner.peer
+    return owner, other
+
+
+@pytest.mark.parametrize("where", ["own", "peer"])
+def test_a_pointer_of_another_process_is_no_pointer(where: str) -> None:
+    owner, other = two_processes()
+    memory = getattr(owner, where)
+    src = other.put(other.own, words(32))
+    dst = owner.put(memory, np.zeros(32, np.uint32), "slab")
+    with report("store", "'slab'", "process 0", "rank 1 has not opened", "IPC handle", rule="memory.foreign"):
+        other.run(COPY, dst, src)
+    assert (other.read(memory, dst, 32) == 0).all()
+
+
+@every_schedule
+def test_memory_of_another_process_on_the_same_device(schedule: str) -> None:
+    # Several processes on one GPU: opened memory is the device's own, no link is crossed.
+    owner, other = two_processes(schedule)
+    behind = owner.put(owner.own, np.zeros(64, np.uint32))
+    device, space = owner.node.devices[0], other.process.space
+    start = space.fresh(256)
+    space.map(Mapping(start, 256, MappingKind.IPC, device.memory, behind, device, None, "slab"))
+    src = other.put(other.own, words(32))
+    counters = other.run(COPY, start + 128, src).counters
+    assert (other.read(owner.own, behind, 64) == [*[0] * 32, *range(1, 33)]).all()
+    assert counters.peer_store_bytes == 0 and counters.global_store_bytes == 128
+    assert other.node.links.traffic[0].nvlink.sent_bytes == 0
