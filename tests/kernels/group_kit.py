@@ -1,4 +1,4 @@
-"""Groups of ranks on one emulated node: in this process, or each rank as a process of the node (in a thread)."""
+"""Groups of ranks on one emulated node: in this process, or each rank as a process of the node (a thread)."""
 
 from __future__ import annotations
 
