@@ -19,6 +19,7 @@ from smfree.emulator.process import Context
 from smfree.emulator.profile import load as load_profile
 from smfree.emulator.replay import replay
 from smfree.emulator.strong import Shape, StrongLog
+from smfree.emulator.tensormap import encode
 from tests.emulator.driver_kit import (
     array_of,
     launch,
@@ -598,3 +599,74 @@ def test_memory_of_another_process_on_the_same_device(schedule: str) -> None:
     assert (other.read(owner.own, behind, 64) == [*[0] * 32, *range(1, 33)]).all()
     assert counters.peer_store_bytes == 0 and counters.global_store_bytes == 128
     assert other.node.links.traffic[0].nvlink.sent_bytes == 0
+
+
+# ------------------------------------------------------------------------------------------- odd operands
+
+
+def test_cp_async_of_no_bytes_from_nowhere() -> None:
+    # With a source size of 0 the address means nothing (PTX ISA, "cp.async").
+    pair = Pair()
+    src, out = pair.put(pair.peer, words(32)), pair.put(pair.own, np.zeros(32, np.uint32))
+    body = """
+    mov.u32 %r20, tile;
+    shl.b32 %r21, %r2, 2;
+    add.u32 %r22, %r20, %r21;
+    cvt.u64.u32 %rd4, %r21;
+    add.s64 %rd5, %rd1, %rd4;
+    setp.lt.u32 %p1, %r2, 8;
+    selp.b64 %rd5, 0x2badbad0000, %rd5, %p1;
+    selp.u32 %r23, 0, 4, %p1;
+    cp.async.ca.shared.global [%r22], [%rd5], 4, %r23;
+    cp.async.wait_all;
+    ld.shared.u32 %r24, [%r22];
+    st.global.u32 [%rd3], %r24;
+    """
+    counters = pair.run(body, out, src, shared=TILE).counters
+    assert (pair.read(pair.own, out, 32) == [*[0] * 8, *range(9, 33)]).all()
+    assert counters.peer_load_bytes == 24 * 4
+
+
+TENSOR = """
+mov.u32 %r20, full;
+mov.u32 %r22, tile;
+mov.b64 %rd6, map;
+cvta.param.u64 %rd6, %rd6;
+setp.ne.u32 %p1, %r2, 0;
+@%p1 bra DONE;
+mbarrier.init.shared::cta.b64 [%r20], 1;
+mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20], 512;
+cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes
+    [%r22], [%rd6, {0, 0}], [%r20];
+WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p8, [%r20], 0;
+@!%p8 bra WAIT;
+cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd6, {0, 4}], [%r22];
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group 0;
+DONE:
+"""
+
+
+@every_schedule
+@pytest.mark.parametrize("way", ["window", "mapping"])
+def test_a_tensor_of_a_peer(schedule: str, way: str) -> None:
+    # 8 rows of 32 words; the first four are copied over the last four.
+    pair = Pair(schedule)
+    rows = pair.put(pair.peer, words(256), "tensor")
+    where = rows if way == "window" else mapped(pair, rows, 1024, {0}, MappingKind.VMM)
+    tensor = encode("UINT32", where, [32, 8], [128], [32, 4])
+    params = struct.pack("<QQQI", 0, 0, 0, 0).ljust(64, b"\0") + tensor
+    k = kernel(TENSOR, shared=TILE, params=", .param .align 64 .b8 map[128]")
+    counters = run(
+        pair.node.devices[0],
+        k,
+        params,
+        (1, 1, 1),
+        (32, 1, 1),
+        None,
+        0,
+        schedule=schedule,
+        context=pair.context,
+    ).counters
+    assert (pair.read(pair.peer, rows, 256) == np.tile(words(128), 2)).all()
+    assert (counters.peer_load_bytes, counters.peer_store_bytes) == (512, 512)

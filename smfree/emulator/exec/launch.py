@@ -332,6 +332,7 @@ class Launch(Residency):
 
     def drop(self) -> None:
         """The launch is over, or given up: its room is free."""
+        self.memory.away.finish()
         self.residents.leave(self)
 
     # ---------------------------------------------------------------- services for the units
@@ -478,7 +479,6 @@ class Launch(Residency):
         """The last thread has exited: totals."""
         self.interpreter.count_instructions()
         self.end_time = max(self.end_time, float(self.time.max(initial=self.origin)))
-        self.memory.away.finish()
         if self.trace is not None:
             self.trace.finish(self.cycles)
         self.drop()
