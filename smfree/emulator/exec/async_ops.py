@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from smfree.emulator.exec import bulk_ops
+from smfree.emulator.exec.accesses import Issue
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_ops import flat_addresses
-from smfree.emulator.exec.memory_unit import Issue
 from smfree.emulator.exec.sync_ops import _ints, shared_keys
 from smfree.emulator.exec.table import Access, AccessKind, Visible, visible
 from smfree.emulator.ptx import ast

@@ -24,8 +24,8 @@ from smfree.emulator.profile import SECTOR_BYTES
 from smfree.emulator.strong import Shape
 
 if TYPE_CHECKING:
+    from smfree.emulator.exec.accesses import Issue, Pattern
     from smfree.emulator.exec.launch import Launch
-    from smfree.emulator.exec.memory_unit import Issue, Pattern
     from smfree.emulator.host_memory import HostMemory
     from smfree.emulator.memory import GlobalMemory
     from smfree.emulator.node import DeviceState

@@ -10,8 +10,9 @@ import numpy as np
 from smfree.emulator.barrier_table import sparse_zeros
 from smfree.emulator.bytespace import WORDS, Report
 from smfree.emulator.errors import BarrierFault, MemoryFault, Severity
+from smfree.emulator.exec.accesses import Issue
 from smfree.emulator.exec.lanes import Group, LaneSet
-from smfree.emulator.exec.memory_unit import Issue, Naming, access
+from smfree.emulator.exec.memory_unit import Naming, access
 from smfree.emulator.exec.values import CLUSTER_OFFSET, CLUSTER_SHIFT, RANK_BEYOND
 
 if TYPE_CHECKING:

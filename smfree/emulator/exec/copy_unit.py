@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.copies import CopyEngine, CopyGroups, CopyKind, PendingCopies
+from smfree.emulator.exec.accesses import Issue
 from smfree.emulator.exec.arrivals import Arrivals, Deferred
 from smfree.emulator.exec.bulk_unit import BulkUnit
 from smfree.emulator.exec.flights import Flights
 from smfree.emulator.exec.lanes import Group
-from smfree.emulator.exec.memory_unit import OWN_CTA_ONLY, Issue
+from smfree.emulator.exec.memory_unit import OWN_CTA_ONLY
 from smfree.emulator.exec.peer_copies import PeerCopies
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.errors import EmulationError
+from smfree.emulator.exec.accesses import Issue
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_ops import fill_columns, flat_addresses
-from smfree.emulator.exec.memory_unit import Issue
 from smfree.emulator.exec.table import Access, AccessKind, Arithmetic
 from smfree.emulator.exec.values import UINT
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from smfree.emulator.bytespace import signed
 from smfree.emulator.errors import MemoryFault
+from smfree.emulator.exec.accesses import Issue
 from smfree.emulator.exec.arith import instruction_type
 from smfree.emulator.exec.lanes import Group
-from smfree.emulator.exec.memory_unit import Issue
 from smfree.emulator.exec.table import Access, AccessKind, Visible, visible
 from smfree.emulator.exec.values import (
     CLUSTER_SHIFT,

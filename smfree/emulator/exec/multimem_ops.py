@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smfree.emulator.exec.accesses import Issue
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_ops import fill_columns, flat_addresses, strong_scope
-from smfree.emulator.exec.memory_unit import Issue
 from smfree.emulator.exec.table import Visible, visible
 from smfree.emulator.exec.values import UINT
 from smfree.emulator.ptx import ast

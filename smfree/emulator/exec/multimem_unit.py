@@ -23,8 +23,8 @@ from smfree.emulator.reductions import Reduction, sum_wide
 from smfree.emulator.strong import Shape
 
 if TYPE_CHECKING:
+    from smfree.emulator.exec.accesses import Issue, Pattern
     from smfree.emulator.exec.launch import Launch
-    from smfree.emulator.exec.memory_unit import Issue, Pattern
 
 
 class MultimemUnit:
