@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,14 @@ from smfree.cuda.capabilities import read_capabilities
 from smfree.cuda.choose import choose, choose_all
 from smfree.cuda.compile_cuda import CudaSource, compile_cuda
 from smfree.cuda.compile_triton import TritonSource, compile_triton
-from smfree.cuda.errors import ArrayError, CompileError, NoDeviceError, TensorMapError, TraceError
+from smfree.cuda.errors import (
+    ArrayError,
+    CompileError,
+    NoDeviceError,
+    TensorMapError,
+    TraceError,
+    UnavailableError,
+)
 from smfree.cuda.image import ModuleImage
 from smfree.cuda.interop import wrap
 from smfree.cuda.memory import Allocation, DeviceArray, HostBuffer, as_dtype, as_shape, pinned_array
@@ -152,6 +160,22 @@ class Device:
     def has_clock(self) -> bool:
         """Whether kernels may read a clock: on an emulated GPU only the schedule ``timed`` has one."""
         return not self.is_emulated or bool(self.driver.node.clocked)
+
+    def host_seconds(self) -> float:
+        """The host's clock, of which differences mean something: ``time.perf_counter`` beside a GPU, beside
+        an emulated one the modelled time that this process has spent in driver calls and waits.
+
+        :attr:`clock_source` says which. Code between driver calls costs nothing on the modelled one. Raises
+        UnavailableError for a schedule without a clock.
+        """
+        if not self.is_emulated:
+            return time.perf_counter()
+        if not self.has_clock:
+            raise UnavailableError(
+                f"the schedule '{self.driver.node.schedule}' has no clock; open the device with "
+                "schedule='timed'"
+            )
+        return float(self.driver.host_seconds())
 
     @property
     def driver_version(self) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from smfree.cuda import (
     TensorMapError,
     TritonDescriptor,
     TritonSource,
+    UnavailableError,
 )
 from tests.cuda import triton_kernels as kernels
 from tests.cuda.sources import ABI, CLUSTER_RING, COPY, DYNAMIC, FACTS, TENSOR_LOAD, source
@@ -408,3 +409,22 @@ def test_a_warp_specialised_product_ends_with_any_number_of_stages(stages: int, 
         ]
         module.kernel().launch(1, None, [out, *maps, steps])
         assert np.array_equal(out.numpy(), a.astype(np.float32) @ b.astype(np.float32))
+
+
+def test_the_hosts_clock_counts_calls_and_waits(h100: Device) -> None:
+    """Modelled: Python costs nothing."""
+    before = h100.host_seconds()
+    assert h100.host_seconds() == before
+    array = h100.empty(1 << 20)
+    called = h100.host_seconds()
+    array.fill(0)
+    h100.synchronize()
+    assert before < called < h100.host_seconds()
+
+
+def test_a_schedule_without_a_clock_has_none_for_the_host_either() -> None:
+    with (
+        Device.open("emu:h100", schedule="random") as device,
+        pytest.raises(UnavailableError, match=r"'random' has no clock; .* schedule='timed'"),
+    ):
+        device.host_seconds()

@@ -56,7 +56,9 @@ def test_kernel_runs_on_a_device_of_a_served_node(served: None) -> None:
         pinned = device.pinned(300, np.float32, mapped=True)
         assert pinned.device_ptr == pinned.ptr
         kernel.launch(3, 128, [pinned.device_ptr, source, np.float32(3), np.int32(300)])
+        queued = device.host_seconds()
         device.synchronize()
+        assert 0 < queued < device.host_seconds() < 1e-3
         np.testing.assert_array_equal(pinned.array, data * np.float32(3))
 
 

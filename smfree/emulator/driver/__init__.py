@@ -30,6 +30,10 @@ class NotEmulated(NotImplementedError, AttributeError):
 class Driver(DeviceCalls, LaunchCalls, LibraryCalls, IpcCalls, GraphCalls, TensorMapCalls, MulticastCalls):
     """The calls of one process on a node; ``label`` names it in reports."""
 
+    def host_seconds(self) -> float:
+        """The modelled clock of this process's host; it stands still under any schedule but ``timed``."""
+        return self.process.host_time_s
+
     def report(self) -> str:
         """Full text of the latest error: rule, value, remedy, and which launch it came from."""
         return self.process.report

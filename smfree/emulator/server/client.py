@@ -57,6 +57,10 @@ class RemoteDriver(ClientMemoryCalls, ClientLaunchCalls):
 
     # ------------------------------------------------------------------- what the emulator adds to a driver
 
+    def host_seconds(self) -> float:
+        """The modelled clock of this process's host, as for :meth:`Driver.host_seconds`. Raises NodeLost."""
+        return float(self._link.request("host_seconds", ())[0])
+
     def report(self) -> str:
         """Full text of the latest error: rule, value, remedy, and which launch it came from."""
         if self._report is not None:

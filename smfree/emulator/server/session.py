@@ -247,6 +247,10 @@ class Session:
         self.driver.place_host_memory(_checked(address), nbytes, numa_node)
         return None, []
 
+    def host_seconds(self, name: str, arguments: tuple[Any, ...], fds: Sequence[int]) -> Reply:
+        with self.driver.node.lock:
+            return float(self.driver.host_seconds()), []
+
     def report(self, name: str, arguments: tuple[Any, ...], fds: Sequence[int]) -> Reply:
         return self.driver.report(), []
 
@@ -325,6 +329,7 @@ _HANDLERS: dict[str, _Handler] = {
     "place_host_memory": Session.place_host_memory,
     "describe_function": Session.describe_function,
     "context_failed": Session.context_failed,
+    "host_seconds": Session.host_seconds,
     "report": Session.report,
     "findings": Session.findings,
     "last_launch": Session.last_launch,
