@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smfree.measure.clocks import ClockWatch
+from smfree.measure.nodes import Node, open_node
 from smfree.results.store import DeviceIdentity
 
 
@@ -46,12 +47,34 @@ class DevicePool:
         self._open: dict[str, Any] = {}
         self._watches: dict[str, ClockWatch] = {}
         self._identities: dict[str, DeviceIdentity] = {}
+        self._nodes: dict[tuple[str, int], Node] = {}
 
     def get(self, spec: str) -> Any:
         """The open device of ``spec``."""
         if spec not in self._open:
             self._open[spec] = open_device(spec)
         return self._open[spec]
+
+    def node(self, spec: str, ranks: int) -> Node:
+        """The first ``ranks`` GPUs of the machine of ``spec``, kept open. Raises NodeUnavailableError."""
+        if (spec, ranks) not in self._nodes:
+            self._nodes[spec, ranks] = open_node(spec, ranks)
+        return self._nodes[spec, ranks]
+
+    def node_of(self, device: Any) -> Node:
+        """The open node that has the device."""
+        return next(node for node in self._nodes.values() if device in node.devices)
+
+    def drop_dead_nodes(self, spec: str) -> str:
+        """Close the nodes beside ``spec`` of which a GPU has failed; what the last one said, empty if all
+        live."""
+        said = ""
+        for place in [place for place in self._nodes if place[0] == spec]:
+            reasons = [reason for reason in map(alive, self._nodes[place].devices) if reason]
+            if reasons:
+                said = reasons[0]
+                self._nodes.pop(place).close()
+        return said
 
     def watch(self, spec: str) -> ClockWatch:
         """The clock watch of a device, kept over all its points."""
@@ -69,6 +92,8 @@ class DevicePool:
             _close(device)
 
     def close(self) -> None:
+        while self._nodes:
+            self._nodes.popitem()[1].close()
         for spec in list(self._open):
             self.drop(spec)
 

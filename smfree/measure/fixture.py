@@ -7,61 +7,27 @@ Two ways to time, two methods. :meth:`Measure.launches` times whole launches wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
 
-from smfree.measure.clocks import clock_ratio_mhz
+from smfree.measure.clocks import ClockWatch, clock_ratio_mhz
+from smfree.measure.collective import Exchange, Member, timed
 from smfree.measure.devices import DevicePool
 from smfree.measure.instruments import Instruments
 from smfree.measure.log import RunLog
-from smfree.measure.records import CacheState, Cost, Flag, Memory, Question, Record, Traffic
+from smfree.measure.nodes import Node, NodeUnavailableError
+from smfree.measure.points import ChainReading, Point
+from smfree.measure.records import CacheState, Cost, Flag, Memory, Record
 from smfree.measure.timer import DeviceTimer, Sample, launches_for
+
+__all__ = ["ChainReading", "Measure", "Point"]
 
 #: How often a sample on a reduced clock is repeated.
 THROTTLE_RETRIES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """What is measured: the axes that name it and what a reader needs to judge the number.
-
-    ``traffic`` is per launch for :meth:`Measure.launches`, per tile for :meth:`Measure.chain`.
-    ``launch_cancels``: only a difference to another point is of interest, so being launch-bound is no flaw.
-    """
-
-    question: Question
-    key: Mapping[str, Any]
-    traffic: Traffic
-    memory: Memory
-    cache: CacheState
-    working_set_bytes: int
-    config: Mapping[str, Any] = field(default_factory=dict)
-    cost: Cost = field(default_factory=Cost)
-    launch_cancels: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ChainReading:
-    """One run of a chain kernel at two lengths: slope of the SM's own clock.
-
-    ``cycles_per_tile`` = (long - short) / (tiles_long - tiles_short). ``cycles`` and ``nanoseconds`` are
-    those of the long run, for the clock's frequency; ``tiles`` its length.
-
-    ``method`` says how the cycles were read. ``held``: no host gap can lie inside them. ``counters``: those
-    of ``tiles`` tiles; None: the latest launch's.
-    """
-
-    cycles_per_tile: float
-    cycles: float
-    nanoseconds: float
-    tiles: int
-    method: str = "clock64 inside one CTA, slope over the chain's length"
-    held: bool = True
-    counters: Mapping[str, int] | None = None
 
 
 class Measure:
@@ -99,9 +65,26 @@ class Measure:
         """The stream that timed work must go to."""
         return self.instruments.stream
 
+    @property
+    def clock_watch(self) -> ClockWatch:
+        """Knows the fastest SM clock that the device has shown."""
+        return self._pool.watch(self.spec)
+
     def compiling(self) -> AbstractContextManager[None]:
         """Count the block as compile time."""
         return self.log.seconds.spend("compile")
+
+    def node(self, ranks: int) -> list[Any]:
+        """The first ``ranks`` GPUs of the device's machine; an emulated machine has as many as are asked for.
+        Skips the point where there are fewer."""
+        try:
+            return self._pool.node(self.spec, ranks).devices
+        except NodeUnavailableError as error:
+            self.skip(str(error))
+
+    def node_of(self, device: Any) -> Node:
+        """The machine of a device that :meth:`node` gave."""
+        return self._pool.node_of(device)
 
     def skip(self, reason: str) -> NoReturn:
         """This point is not possible here. The reason is shown and kept in the record."""
@@ -124,12 +107,12 @@ class Measure:
         self.instruments.prepare()
         flush = self._flush if point.cache is CacheState.FLUSHED else None
         if self.deterministic and point.cache is CacheState.HOT:
-            self._run(lambda: self.timer.batch(launch, 1, count=False))
+            self.run(lambda: self.timer.batch(launch, 1, count=False))
         if not self.deterministic:
-            self._run(lambda: self._warm_up(launch, flush))
-        first = self._run(lambda: self.timer.batch(launch, 1, before_each=flush, count=False))
+            self.run(lambda: self._warm_up(launch, flush))
+        first = self.run(lambda: self.timer.batch(launch, 1, before_each=flush, count=False))
         counted = self.counters()
-        self._verify(verify)
+        self.verify(verify)
         clocks: list[float | None] = []
         batches: list[Sample] = []
         repeats = reduced = 0
@@ -162,8 +145,8 @@ class Measure:
                 batches.append(sample)
                 self.timer.add(sample.seconds)
 
-        self._pedantic(target)
-        record = self._record(
+        self.pedantic(target)
+        record = self.record(
             point, [sample.seconds for sample in batches], [], counted, point.traffic.payload_bytes
         )
         known = [mhz for mhz in clocks if mhz is not None]
@@ -174,8 +157,8 @@ class Measure:
             record.sm_clock_mhz = sorted(known)[len(known) // 2]
             record.clock_note = "delta clock64 / delta globaltimer after each sample"
         self._timing(record, batches, repeats, clocks, launch_cancels=point.launch_cancels)
-        _flag_reduced(record, reduced, len(batches))
-        return self._finish(record)
+        record.flag_reduced(reduced, len(batches))
+        return self.finish(record)
 
     def _timing(
         self,
@@ -196,7 +179,7 @@ class Measure:
             "throttled_samples_repeated": repeats,
             "sm_clock_mhz_per_sample": clocks,
         }
-        self._flag_gaps(record, all(sample.held for sample in batches))
+        self.flag_gaps(record, all(sample.held for sample in batches))
         if not launch_cancels and floor.launch_bound(record.seconds):
             record.add_flag(
                 Flag.LAUNCH_BOUND,
@@ -204,7 +187,7 @@ class Measure:
                 f"({floor.seconds * 1e6:.2f} us)",
             )
 
-    def _flag_gaps(self, record: Record, held: bool) -> None:
+    def flag_gaps(self, record: Record, held: bool) -> None:
         if not held:
             reason = (
                 self.instruments.queue.blocker_reason or "the host released the stream after its time-out"
@@ -239,9 +222,9 @@ class Measure:
         """
         self.timer.explicit()
         self.instruments.prepare()
-        first = self._run(run)
+        first = self.run(run)
         counted = self.counters() if first.counters is None else first.counters
-        self._verify(verify)
+        self.verify(verify)
         readings: list[ChainReading] = []
         repeats = reduced = 0
         watch = self._pool.watch(self.spec)
@@ -259,9 +242,9 @@ class Measure:
             readings.append(reading)
             self.timer.add(reading.cycles_per_tile / (self._clock(reading) * 1e6))
 
-        self._pedantic(target)
+        self.pedantic(target)
         mhz = [self._clock(reading) for reading in readings]
-        record = self._record(
+        record = self.record(
             point,
             [reading.cycles_per_tile / (clock * 1e6) for reading, clock in zip(readings, mhz, strict=True)],
             [reading.cycles_per_tile for reading in readings],
@@ -275,9 +258,31 @@ class Measure:
             "tiles": readings[0].tiles if readings else 0,
             "throttled_samples_repeated": repeats,
         }
-        self._flag_gaps(record, all(reading.held for reading in readings))
-        _flag_reduced(record, reduced, len(readings))
-        return self._finish(record)
+        self.flag_gaps(record, all(reading.held for reading in readings))
+        record.flag_reduced(reduced, len(readings))
+        return self.finish(record)
+
+    # --- collectives ----------------------------------------------------------------------------------------
+
+    def collective(
+        self,
+        point: Point,
+        members: Sequence[Member],
+        launch: Callable[[int], object],
+        verify: Callable[[], None],
+        *,
+        wait: Callable[[], None] | None = None,
+        exchange: Exchange | None = None,
+        cold_counters: bool = False,
+    ) -> Record:
+        """Time ``launch(i)``, which queues a collective on the streams of all ``members``, on GPUs of
+        :meth:`node`.
+
+        See :func:`smfree.measure.collective.timed`.
+        """
+        return timed(
+            self, point, members, launch, verify, wait=wait, exchange=exchange, cold_counters=cold_counters
+        )
 
     def _clock(self, reading: ChainReading) -> float:
         return _mhz(reading) or float(self.device.capabilities.sm_clock_mhz)
@@ -286,12 +291,12 @@ class Measure:
         """Report a deterministic point that another process of this session ran and verified."""
         self.timer.explicit()
         samples = iter(record.samples_s)
-        self._pedantic(lambda: self.timer.add(next(samples)))
-        return self._finish(record)
+        self.pedantic(lambda: self.timer.add(next(samples)))
+        return self.finish(record)
 
     # --- shared ---------------------------------------------------------------------------------------------
 
-    def _run(self, work: Callable[[], Any]) -> Any:
+    def run(self, work: Callable[[], Any]) -> Any:
         with self.log.seconds.spend("run"):
             return work()
 
@@ -300,15 +305,15 @@ class Measure:
         last = self.device.emulator.last_launch if self.device.is_emulated else None
         return {} if last is None else last.counters.as_dict()
 
-    def _verify(self, verify: Callable[[], None]) -> None:
+    def verify(self, verify: Callable[[], None]) -> None:
         with self.log.seconds.spend("verify"):
             verify()
 
-    def _pedantic(self, target: Callable[[], None]) -> None:
+    def pedantic(self, target: Callable[[], None]) -> None:
         with self.log.seconds.spend("run"):
             self._benchmark.pedantic(target, rounds=self.rounds, iterations=1)
 
-    def _record(
+    def record(
         self,
         point: Point,
         seconds: list[float],
@@ -342,7 +347,7 @@ class Measure:
             verified=True,
         )
 
-    def _finish(self, record: Record) -> Record:
+    def finish(self, record: Record) -> Record:
         if self._benchmark.disabled:  # --benchmark-disable: run and verified, no number
             return record
         record.judge()
@@ -363,13 +368,6 @@ def _with_counters(cost: Cost, counters: Mapping[str, int], payload_bytes: int) 
         ptx_per_kib=counters["warp_instructions"] / (payload_bytes / 1024),
         registers_per_byte=counters["bytes_through_registers"] / payload_bytes,
     )
-
-
-def _flag_reduced(record: Record, reduced: int, samples: int) -> None:
-    if reduced:
-        record.add_flag(
-            Flag.THROTTLED, f"{reduced} of {samples} samples on an SM clock that rests did not bring back"
-        )
 
 
 def _mhz(reading: ChainReading) -> float | None:

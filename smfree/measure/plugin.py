@@ -271,7 +271,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Any]:
     spec = request.param
     opened = ours.open(spec)
     yield opened
-    reason = ours.lost(spec, opened)
+    reason = ours.lost(spec, opened) or ours.pool.drop_dead_nodes(spec)
     if reason and not opened.is_emulated:
         pytest.exit(f"{spec} is unusable after {request.node.nodeid}: {reason}", returncode=3)
 

@@ -1,8 +1,9 @@
 """One stream of a device as the timer sees it: marks, a blocker, a wait.
 
 The blocker is a 32-bit wait on host-mapped memory (`cuStreamWaitValue32`): the host queues a whole batch
-behind it and then lets it go, so that no launch gap of the host falls between two events. The wait has a host
-time-out, because whatever blocks the host while the stream is held would otherwise never end.
+behind it and then lets it go, so that no launch gap of the host falls between two events. One word may hold
+streams of several devices, which then start together. The wait has a host time-out, because whatever blocks
+the host while the streams are held would otherwise never end.
 """
 
 from __future__ import annotations
@@ -102,6 +103,70 @@ def locked_bindings(version: str) -> str:
     )
 
 
+class Blocker:
+    """Holds streams until the host lets them go, all at once: they wait on one word of host-mapped memory.
+
+    ``device``: any device of the machine (smfree.cuda). With unified addressing the word has one address on
+    all of them, whichever allocated it (CUDA driver API, "Unified Addressing").
+    """
+
+    def __init__(self, device: Any, *, timeout_s: float = RELEASE_TIMEOUT_S) -> None:
+        self._device = device
+        self._timeout_s = timeout_s
+        self._flag: np.ndarray | None = None
+        self._buffer: Any = None
+        self._flag_address = 0
+        self._ticket = 0
+        self._watchdog: Watchdog | None = None
+        self.reason = ""
+        """Why there is no blocker; empty while there is one."""
+
+    def hold(self, *streams: Any) -> bool:
+        """Keep later work of the streams from starting until :meth:`release`; False, and none is held, when
+        the machine cannot."""
+        if self._watchdog is not None:
+            raise MeasureError("the stream is already held; release it before holding it again")
+        if self.reason or not self._prepare():
+            return False
+        self._ticket += 1
+        try:
+            for stream in streams:
+                stream.wait_value(self._flag_address, self._ticket)
+        except CudaHostError as error:
+            self.reason = str(error).splitlines()[0]
+            self._let_go()  # those that wait already
+            return False
+        self._watchdog = Watchdog(self._let_go, self._timeout_s)
+        return True
+
+    def release(self) -> bool:
+        """Let held streams go; False when the time-out had already done so. No effect when none is held."""
+        watchdog, self._watchdog = self._watchdog, None
+        return True if watchdog is None else watchdog.fire()
+
+    def _let_go(self) -> None:
+        assert self._flag is not None
+        self._flag[0] = self._ticket
+
+    def _prepare(self) -> bool:
+        """Allocate the host-mapped word once."""
+        if self._flag is not None:
+            return True
+        if not self._device.is_emulated:
+            self.reason = locked_bindings(metadata.version("cuda-bindings"))
+            if self.reason:
+                return False
+        try:
+            self._buffer = self._device.pinned((1,), np.uint32, mapped=True)
+            self._flag_address = self._buffer.device_ptr
+        except CudaHostError as error:  # any refusal means: measure without a blocker, and say so
+            self.reason = f"no host-mapped memory: {str(error).splitlines()[0]}"
+            return False
+        self._flag = self._buffer.array
+        self._flag[0] = 0
+        return True
+
+
 class DeviceQueue:
     """A :class:`Queue` over a stream of ``smfree.cuda``.
 
@@ -109,20 +174,17 @@ class DeviceQueue:
     """
 
     def __init__(self, device: Any, stream: Any, *, timeout_s: float = RELEASE_TIMEOUT_S) -> None:
-        self._device = device
         self._stream = stream
-        self._timeout_s = timeout_s
-        self._flag: np.ndarray | None = None
-        self._buffer: Any = None
-        self._flag_address = 0
-        self._ticket = 0
-        self._watchdog: Watchdog | None = None
-        self.blocker_reason = ""
-        """Why there is no blocker; empty while there is one."""
+        self._blocker = Blocker(device, timeout_s=timeout_s)
 
     @property
     def stream(self) -> Any:
         return self._stream
+
+    @property
+    def blocker_reason(self) -> str:
+        """Why there is no blocker; empty while there is one."""
+        return self._blocker.reason
 
     def mark(self) -> Mark:
         return Mark(self._stream.record(), self._stream)
@@ -136,44 +198,10 @@ class DeviceQueue:
         return float(second.event.elapsed_us(first.event)) * 1e-6
 
     def hold(self) -> bool:
-        if self._watchdog is not None:
-            raise MeasureError("the stream is already held; release it before holding it again")
-        if self.blocker_reason or not self._prepare():
-            return False
-        try:
-            self._stream.wait_value(self._flag_address, self._ticket + 1)
-        except CudaHostError as error:
-            self.blocker_reason = str(error).splitlines()[0]
-            return False
-        self._ticket += 1
-        self._watchdog = Watchdog(self._let_go, self._timeout_s)
-        return True
+        return self._blocker.hold(self._stream)
 
     def release(self) -> bool:
-        watchdog, self._watchdog = self._watchdog, None
-        return True if watchdog is None else watchdog.fire()
-
-    def _let_go(self) -> None:
-        assert self._flag is not None
-        self._flag[0] = self._ticket
-
-    def _prepare(self) -> bool:
-        """Allocate the host-mapped word once."""
-        if self._flag is not None:
-            return True
-        if not self._device.is_emulated:
-            self.blocker_reason = locked_bindings(metadata.version("cuda-bindings"))
-            if self.blocker_reason:
-                return False
-        try:
-            self._buffer = self._device.pinned((1,), np.uint32, mapped=True)
-            self._flag_address = self._buffer.device_ptr
-        except CudaHostError as error:  # any refusal means: measure without a blocker, and say so
-            self.blocker_reason = f"no host-mapped memory: {str(error).splitlines()[0]}"
-            return False
-        self._flag = self._buffer.array
-        self._flag[0] = 0
-        return True
+        return self._blocker.release()
 
     def synchronize(self) -> None:
         self._stream.synchronize()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -22,6 +22,10 @@ class Question(Enum):
     CONTROL = "control"
     DSMEM = "dsmem"
     MULTICAST = "multicast"
+    ALLGATHER = "allgather"
+    PEER_FLAG = "peer flag"
+    IPC_COST = "ipc cost"
+    HOST_COPY = "host copy"
 
 
 class Memory(Enum):
@@ -30,6 +34,8 @@ class Memory(Enum):
     DSMEM = "DSMEM"
     L2 = "L2"
     DRAM = "DRAM"
+    PEER = "memory of peers"
+    HOST = "host memory"
 
 
 class CacheState(Enum):
@@ -38,6 +44,7 @@ class CacheState(Enum):
     HOT = "hot: working set resident, read just before"
     FLUSHED = "cold: flushed by reading a buffer of twice the L2"
     ROTATED = "cold: buffers rotated over more than twice the L2"
+    REPEATED = "as the same work on the same buffers left it"
 
 
 class Flag(Enum):
@@ -95,7 +102,8 @@ class Record:
     ``name`` is the benchmark's full name, by which runs are compared. ``key`` are the axes that name the
     point (engine, tile_bytes, threads, leg, memory, bytes_in_flight, ...). ``samples_s`` are the raw samples,
     one per round; ``samples_cycles`` the same in SM cycles where the kernel read its own clock. ``peak_gbps``
-    is the bandwidth of the named memory, 0 when unknown.
+    is the bandwidth of the named memory, 0 when unknown. ``per_rank``: of a point of several ranks, numbers
+    of each, in order of rank.
     """
 
     name: str
@@ -119,6 +127,7 @@ class Record:
     config: Mapping[str, Any] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
     counters: Mapping[str, int] = field(default_factory=dict)
+    per_rank: Mapping[str, Sequence[float]] = field(default_factory=dict)
     timing: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     flags: list[Flag] = field(default_factory=list)
@@ -181,6 +190,14 @@ class Record:
         """Mark the point; ``note`` gives the numbers."""
         self._flag(flag, note)
 
+    def flag_reduced(self, reduced: int, samples: int) -> None:
+        """Mark a point of which ``reduced`` samples ran on a low clock."""
+        if reduced:
+            self._flag(
+                Flag.THROTTLED,
+                f"{reduced} of {samples} samples on an SM clock that rests did not bring back",
+            )
+
     def as_dict(self) -> dict[str, Any]:
         """JSON form (pytest-benchmark's ``extra_info``)."""
         cost = {name: getattr(self.cost, name) for name in Cost.__dataclass_fields__}
@@ -214,6 +231,7 @@ class Record:
             "config": {name: plain(value) for name, value in self.config.items()},
             "cost": cost,
             "counters": dict(self.counters),
+            "per_rank": {name: list(values) for name, values in self.per_rank.items()},
             "timing": {name: plain(value) for name, value in self.timing.items()},
             "versions": dict(self.versions),
             "flags": [flag.value for flag in self.flags],
