@@ -17,11 +17,11 @@ from smfree.cuda import Device, DeviceArray
 
 SLOTS = 8
 CONFIGS: dict[str, Any] = {
-    "sm.pull": PullConfig(ctas=2, threads=64, unroll=2),
+    "sm.pull": PullConfig(ctas=2, threads=32, unroll=2),
     "sm.push": PushConfig(ctas=2, threads=64, unroll=2),
     "tma.pull": BulkPullConfig(ctas=2, threads=32, unroll=1, tile_bytes=256, num_stages=2),
     "tma.push": BulkPushConfig(ctas=2, threads=32, unroll=1, tile_bytes=256, num_stages=2),
-    "multicast": MulticastConfig(ctas=2, threads=64, unroll=2),
+    "multicast": MulticastConfig(ctas=2, threads=32, unroll=2),
 }
 """Small ones: a few hundred bytes already take several batches, tiles and turns of the ring."""
 

@@ -33,13 +33,25 @@ AXES = {
     "size": tuple(SIZES),
     "src_shift": ("in place", 0, 1, 2, 4),
     "dst_shift": (0, 1, 100),
-    "ranks": (2, 3, 4, 8),
+    "ranks": (2, 3, 4),
 }
+EIGHT = [
+    dict(zip(AXES, values, strict=True))
+    for values in (
+        ("sm.pull", ("random", 1), "ragged", 2, 100, 8),
+        ("sm.push", ("timed", 0), "several-passes", "in place", 1, 8),
+        ("tma.pull", ("async-latest", 0), "ragged", "in place", 0, 8),
+        ("tma.push", ("min-pc", 0), "several-passes", 1, 0, 8),
+        ("multicast", ("producer-ahead", 0), "ragged", 4, 1, 8),
+        ("sm.push", ("random", 2), "one-rank-only", 0, 0, 8),
+    )
+]
+"""A whole node: few rows, for eight devices take their time."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "row" in metafunc.fixturenames:
-        found = rows(AXES, metafunc.config)
+        found = rows(AXES, metafunc.config) + EIGHT
         metafunc.parametrize("row", found, ids=["-".join(map(_name, row.values())) for row in found])
 
 
@@ -110,7 +122,7 @@ def test_one_rank_has_only_its_own_shard_to_place(way: str, shift: int | str) ->
 )
 def test_calls_in_a_row_of_other_sizes_grids_and_ways_share_the_pads(schedule: tuple[str, int]) -> None:
     """One dst, no wait in between: the exit barrier of a call and the entry barrier of the next keep them
-    apart, across the wrap of the epochs."""
+    apart, across the wrap of the epochs (D23)."""
     calls = [("sm.push", 1, 48), ("sm.pull", 3, 700), ("tma.push", 2, 260), ("tma.pull", 3, 33),
              ("multicast", 1, 500), ("sm.push", 3, 700)]  # fmt: skip
     with opened_group(3, *schedule) as group:
@@ -151,7 +163,8 @@ def test_two_groups_on_the_same_devices_do_not_meet() -> None:
 
 @pytest.mark.parametrize("way", CONFIGS)
 def test_a_captured_graph_is_replayed_with_new_data(way: str) -> None:
-    """The epochs go on in device memory: nothing in the graph knows how often it has run."""
+    """The epochs go on in device memory: nothing in the graph knows how often it has run (D23). The peers'
+    pointers are those of symmetric memory, known before the capture (D27)."""
     counts = [100, 700]
     with opened_group(2) as group:
         dst = group.symmetric(sum(counts), "dst")

@@ -1,4 +1,4 @@
-"""Signals between ranks: the words they write, epochs, wrap-around, aborts."""
+"""Signals between ranks: the words they write, epochs that are never reset (D19), wrap-around, aborts."""
 
 from __future__ import annotations
 
