@@ -43,6 +43,10 @@ class Activity(Protocol):
         """When it ended; of one that is not done, its latest effect so far."""
 
     @property
+    def polls(self) -> bool:
+        """Whether it polls anything; what only waits at barriers of its own is beyond everybody's help."""
+
+    @property
     def polls_host(self) -> bool:
         """Whether it polls memory that somebody outside of the node may write."""
 

@@ -34,8 +34,8 @@ class Timeline:
         self.lookahead_s = lookahead_s
         self.running: list[Operation] = []
         """Operations whose activity goes on, in the order of their starts."""
-        self.steps = 0
-        """Grows whenever anything happens."""
+        self.news = 0
+        """Grows with every submission and every end."""
         self._order = Order(schedule, seed)
         self._streams: list[Stream] = []
         self._waits: list[Operation] = []
@@ -74,7 +74,7 @@ class Timeline:
         operation.after += tuple(self._implicit(operation.stream))
         operation.stream.queue.append(operation)
         operation.stream.last = operation
-        self.steps += 1
+        self.news += 1
         if operation.wait is not None:
             if operation.wait.satisfied():
                 operation.wait.true_since_s = 0.0
@@ -110,6 +110,13 @@ class Timeline:
                 wait.true_since_s = None
             elif wait.true_since_s is None:
                 wait.true_since_s = now_s
+
+    def polls(self) -> bool:
+        """Whether a stream or a kernel waits for memory, which new work may write."""
+        self._waits = [operation for operation in self._waits if not operation.done]
+        return any(o.wait is not None and o.wait.true_since_s is None for o in self._waits) or any(
+            o.activity is not None and o.activity.polls for o in self.running
+        )
 
     def polled_by_host(self) -> bool:
         """Whether a stream or a kernel waits for memory that somebody outside may write."""
@@ -177,7 +184,6 @@ class Timeline:
             if len(self.running) > 1:  # what polls has no next event: this slice may be what wakes it
                 ahead.append(time + self.lookahead_s)
             limit_s = max(time, min([now_s, *ahead]))
-        self.steps += 1
         operation.slices += 1
         if operation.activity is None:
             self._start(time, operation)
@@ -243,6 +249,7 @@ class Timeline:
         if operation in self.running:
             self.running.remove(operation)
         operation.stream.queue.popleft()
+        self.news += 1
         changes_memory = operation.action is not None
         operation.finish(operation.start_s, end_s if self.clocked else 0.0)
         self._forget(operation.stream)

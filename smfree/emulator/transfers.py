@@ -25,7 +25,7 @@ class Transfer:
     the one before has landed, so that other traffic on its way comes in between.
     """
 
-    polls_host = False
+    polls = polls_host = False
 
     def __init__(
         self,

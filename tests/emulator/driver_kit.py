@@ -30,7 +30,7 @@ class Outcome:
     counters: Counters = field(default_factory=Counters)
     findings: Sequence[Any] = ()
     ctas_per_sm: int = 1
-    polls_host = False
+    polls = polls_host = False
 
     @property
     def next_s(self) -> float:

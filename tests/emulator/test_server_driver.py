@@ -44,6 +44,7 @@ INSIDE = (
     *(
         "cuMemHostRegister",
         "elsewhere",
+        " processes(",
         " used(driver",
         "second(driver",
         "test_copies_of_host_memory_read_it_when_they_run",

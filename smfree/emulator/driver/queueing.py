@@ -98,13 +98,13 @@ class Queueing(CaptureRules):
 
     def _finish_one(self, operation: Operation) -> None:
         node, process = self.node, self.process
-        timeline, steps, waited_s, pause_s = node.timeline, -1, 0.0, 0.0005
+        timeline, news, waited_s, pause_s = node.timeline, -1, 0.0, 0.0005
         while not operation.done:
             if timeline.step():
                 node.lock.give_way()
                 continue
-            if timeline.steps != steps:
-                steps, waited_s, pause_s = timeline.steps, 0.0, 0.0005
+            if timeline.news != news:  # polling and time-outs are none
+                news, waited_s, pause_s = timeline.news, 0.0, 0.0005
             outside = self._who_could_act()
             if outside and waited_s < node.host_wait_limit_s:
                 with node.waiting():
@@ -132,7 +132,9 @@ class Queueing(CaptureRules):
         )
 
     def _who_could_act(self) -> list[str]:
-        """Who, besides this thread, could still make something happen."""
+        """Who, besides this thread, could still make something happen: only by writing what is polled."""
+        if not self.node.timeline.polls():
+            return []
         found = self.node.others(threading.get_ident())
         if self.node.timeline.polled_by_host():
             found.append("the host, which may write the memory that is polled")

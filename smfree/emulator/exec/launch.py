@@ -297,6 +297,11 @@ class Launch(Residency):
         return self.start_s + self.cycles / (self.device.profile.device.sm_clock_mhz * 1e6)
 
     @property
+    def polls(self) -> bool:
+        """Whether a loop polls anything."""
+        return self.stalls.polls
+
+    @property
     def polls_host(self) -> bool:
         """Whether one of its loops polls host memory."""
         return self.stalls.polls_host

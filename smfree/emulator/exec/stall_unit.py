@@ -181,6 +181,11 @@ class StallUnit:
         return True
 
     @property
+    def polls(self) -> bool:
+        """Whether any loop polls."""
+        return bool(self.spinning)
+
+    @property
     def polls_host(self) -> bool:
         """Whether a loop polls host memory, which somebody outside may write."""
         return any(on_host(spin.looks) for spin in self.spinning)
