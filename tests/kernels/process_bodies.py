@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,11 +48,12 @@ def gather_all(context: RankContext) -> list[tuple[str, bool]]:
     return results
 
 
-def die_before_the_call(context: RankContext, way: str) -> None:
-    """Rank 1 is killed where the others gather."""
+def die_before_the_call(context: RankContext, way: str, clock: Path) -> None:
+    """Rank 1 is killed where the others gather, and leaves the time of it in the file ``clock``."""
     with Group.join(context.device, context.rendezvous, pool_bytes=1 << 16) as group:
         dst = group.symmetric(30, "weights")
         if context.rank == 1:
+            clock.write_text(str(time.monotonic()))
             os.kill(os.getpid(), signal.SIGKILL)
         allgather(group, dst, context.device.asarray(np.zeros(10, np.uint8)), way=way)
-        group.wait(timeout_s=60)
+        group.wait(timeout_s=100)

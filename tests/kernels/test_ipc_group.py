@@ -246,7 +246,7 @@ def test_a_rank_that_does_not_come_is_named(batched: bool) -> None:
             start = time.monotonic()
             with pytest.raises(CollectiveTimeout) as late:
                 group.wait(timeout_s=0.2)
-            assert 0.2 <= time.monotonic() - start < 3
+            assert 0.2 <= time.monotonic() - start < 10
             with pytest.raises(GroupError, match="the group has failed, its ranks are out of step"):
                 group.symmetric(8, "more")
             assert told.wait(10)
@@ -275,7 +275,7 @@ def test_a_rank_that_dies_ends_the_wait_of_the_others() -> None:
         start = time.monotonic()
         with pytest.raises(PeerLost) as lost:
             group.wait(timeout_s=30)
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 10
         return lost.value
 
     one, other, dead = joined(["h100"] * 3, body)

@@ -30,16 +30,16 @@ def children() -> set[int]:
 
 
 def test_three_processes_gather_over_every_backing_with_and_without_kernels() -> None:
-    found = spawn(gather_all, 3, device="emu:h100x3", timeout_s=60)
+    found = spawn(gather_all, 3, device="emu:h100x3", timeout_s=120)
     assert found == [[(f"{backing}: asked for", True) for backing, _, _ in MODES]] * 3
 
 
 @pytest.mark.parametrize("way", ["ce", "sm.push"])
-def test_a_killed_rank_ends_the_others_within_seconds_and_leaves_nothing(way: str) -> None:
-    before, known, start = shared_memory(), children(), time.monotonic()
+def test_a_killed_rank_ends_the_others_within_seconds_and_leaves_nothing(way: str, tmp_path: Path) -> None:
+    before, known, clock = shared_memory(), children(), tmp_path / "clock"
     with pytest.raises(RankFailed) as failed:
-        spawn(die_before_the_call, 3, way, device="emu:h100x3", timeout_s=60)
-    assert time.monotonic() - start < 20
+        spawn(die_before_the_call, 3, way, clock, device="emu:h100x3", timeout_s=120)
+    assert time.monotonic() - float(clock.read_text()) < 15  # the time limits are far above
     text = str(failed.value)
     assert text.startswith("rank 1 of 3 was killed by SIGKILL")
     for rank in (0, 2):
