@@ -100,6 +100,19 @@ def test_every_rank_has_every_shard_and_nothing_else_is_touched(row: dict[str, A
             assert set(epochs(group, member.rank)) == {0, 2}
 
 
+@pytest.mark.parametrize("way", ["tma.pull", "tma.push"])
+@pytest.mark.parametrize("num_stages", [1, 3, 8])
+def test_a_ring_of_any_depth_wraps(way: str, num_stages: int) -> None:
+    counts = [2000, 1100, 0]
+    config = replace(CONFIGS[way], ctas=1, tile_bytes=80, num_stages=num_stages)
+    with opened_group(3, "random", num_stages) as group:
+        dst = group.symmetric(sum(counts), "dst")
+        allgather(group, dst, place_shards(group, dst, counts, 0), way=way, counts=counts, config=config)
+        group.wait(60)
+        for member in group.members:
+            np.testing.assert_array_equal(dst.array(member.rank).numpy(), wanted(counts))
+
+
 @pytest.mark.parametrize("way", [way for way in CONFIGS if way != "multicast"])
 @pytest.mark.parametrize("shift", ["in place", 0, 3])
 def test_one_rank_has_only_its_own_shard_to_place(way: str, shift: int | str) -> None:
