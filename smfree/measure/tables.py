@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tabulate import tabulate
@@ -11,30 +11,14 @@ from tabulate import tabulate
 from smfree.measure.answers import answers
 from smfree.measure.clusters import dsmem_table, multicast_answers, multicast_table, path_answers
 from smfree.measure.control import control_table
+from smfree.measure.host_costs import host_table, ipc_table
 from smfree.measure.log import RunLog
+from smfree.measure.marks import legend, marked, unique
 from smfree.measure.pipelines import pipeline_tables, stage_answers
-from smfree.measure.records import Flag, Question, Record
+from smfree.measure.records import Question, Record
 from smfree.model.crossover import format_bytes
 
 Row = list[str]
-
-#: Marks beside a number, and what they mean.
-MARKS: Mapping[Flag, str] = {
-    Flag.LAUNCH_BOUND: "l",
-    Flag.ABOVE_PEAK: "!",
-    Flag.FITS_IN_L2: "!",
-    Flag.DRIFT: "~",
-    Flag.THROTTLED: "~",
-    Flag.NO_BLOCKER: "h",
-    Flag.FEW_SAMPLES: "?",
-}
-LEGEND: Mapping[str, str] = {
-    "l": "launch-bound: shorter than two empty launches",
-    "!": "above the peak of the named memory, or its working set fits in L2: part of it came from L2",
-    "~": "the samples drifted or the clock was reduced",
-    "h": "no blocker: host launch gaps may lie inside",
-    "?": "fewer than five samples",
-}
 
 
 def summary(log: RunLog) -> list[tuple[str, str]]:
@@ -50,6 +34,8 @@ def summary(log: RunLog) -> list[tuple[str, str]]:
         sections += pipeline_tables(head, records)
         sections += dsmem_table(head, records)
         sections += multicast_table(head, records)
+        sections += ipc_table(head, records)
+        sections += host_table(head, records)
     crossing = answers(log)
     if crossing:
         sections.append(("Which engine should move my tile? Crossovers against the LSU", crossing))
@@ -67,15 +53,6 @@ def summary(log: RunLog) -> list[tuple[str, str]]:
         sections.append(("Where does one copy for all CTAs of a cluster pay?", casts))
     sections.append(("smfree run", closing(log)))
     return sections
-
-
-def unique(values: Iterable[Any]) -> list[Any]:
-    return list(dict.fromkeys(values))
-
-
-def marked(record: Record, text: str) -> str:
-    marks = "".join(unique(MARKS[flag] for flag in record.flags if flag in MARKS))
-    return f"{text} {marks}" if marks else text
 
 
 def grid(records: Sequence[Record], columns: Sequence[str], cell: Callable[[Record], str]) -> str:
@@ -100,11 +77,6 @@ def grid(records: Sequence[Record], columns: Sequence[str], cell: Callable[[Reco
 
 def _head(value: Any) -> str:
     return value if isinstance(value, str) else "best" if value is None else str(value)
-
-
-def legend(records: Sequence[Record]) -> str:
-    used = unique(MARKS[flag] for record in records for flag in record.flags if flag in MARKS)
-    return "".join(f"\n{mark} {LEGEND[mark]}" for mark in used)
 
 
 # --- latency ------------------------------------------------------------------------------------------------
