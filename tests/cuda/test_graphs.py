@@ -68,6 +68,7 @@ def test_streams_fork_and_join(h100: Device, add: Kernel) -> None:
 
 
 def test_graph_keeps_its_arrays_and_its_module(h100: Device) -> None:
+    """E12."""
     stream = h100.stream()
     module = h100.load(h100.compile_image(SOURCE))
     x, y = (h100.asarray(np.zeros(N, np.uint32)) for _ in range(2))

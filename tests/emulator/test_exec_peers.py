@@ -127,6 +127,7 @@ def test_lanes_of_one_access_go_to_several_places() -> None:
 
 
 def test_without_peer_access_both_devices_and_the_allocation_are_named() -> None:
+    """D13."""
     pair = Pair(access=False)
     src, dst = pair.put(pair.own, words(32)), pair.put(pair.peer, words(32), "inbox")
     with report(

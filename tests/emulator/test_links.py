@@ -276,6 +276,7 @@ def test_copies_to_one_device_share_its_port() -> None:
 
 
 def test_a_copy_without_peer_access_goes_through_the_host() -> None:
+    """D15."""
     ((rate,), node) = copy_gbps([(0, 1)], access=False)
     assert rate == pytest.approx(load("h100").host.pcie_pinned_gbps / 2, rel=0.03)
     assert node.links.traffic[0].nvlink.sent_bytes == 0
