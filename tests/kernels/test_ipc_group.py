@@ -267,11 +267,15 @@ def test_a_rank_that_does_not_come_is_named(batched: bool) -> None:
 
 
 def test_a_rank_that_dies_ends_the_wait_of_the_others() -> None:
+    queued = threading.Barrier(3, timeout=20)
+
     def body(group: Group) -> Any:
         rank, buffer = group.members[0].rank, group.symmetric(96, "weights")
         if rank == 2:
+            queued.wait()
             raise RuntimeError("this rank ends")
         allgather(group, buffer, group.members[0].device.asarray(random_bytes(32, 0)), way="ce")
+        queued.wait()
         start = time.monotonic()
         with pytest.raises(PeerLost) as lost:
             group.wait(timeout_s=30)
