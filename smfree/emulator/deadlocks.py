@@ -55,20 +55,20 @@ def _why(operation: Operation) -> str:
 
 
 def _idle(node: Node) -> list[str]:
-    """The contexts, beside those that are stuck, on which nothing is launched."""
+    """The contexts, beside those that are stuck, on which nothing is launched or which have failed."""
     busy = {id(each.stream.context) for each in node.timeline.queued()}
     lines = []
     for process in node.processes:
         contexts = [each for each in process.contexts.values() if each.active]
-        if not contexts or not any(each.launches for each in contexts):
+        if not any(each.launches for each in contexts):
             lines.append(f"{process} has launched nothing")
             continue
         for context in contexts:
-            if id(context) not in busy:
-                count = (
-                    f"all {context.launches} kernels launched there have ended"
-                    if context.launches
-                    else ("no kernel was launched there")
+            if context.fault is not None:
+                lines.append(f"{context} has failed: {context.fault.report.splitlines()[0]}")
+            elif id(context) not in busy:
+                ended = (
+                    f"all {context.launches} kernels launched there have ended" if context.launches else ""
                 )
-                lines.append(f"{context}: nothing is queued or running; {count}")
+                lines.append(f"{context}: nothing runs; {ended or 'no kernel was launched there'}")
     return lines

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from smfree.emulator.process import Context
 
 _LOOKAHEAD_S = 0.25e-6
+_LOOK_AGAIN_S = 5e-6  # before a kernel that found no room asks again
 
 
 class Timeline:
@@ -163,6 +164,11 @@ class Timeline:
                     found.append((time, operation.serial, operation))
         return found
 
+    def _held_back(self) -> bool:
+        """Whether some kernel could start as soon as there is room for it."""
+        heads = (stream.queue[0] for stream in self._streams if stream.queue)
+        return any(head.room is not None and head.room.lacked for head in heads)
+
     def step(self, now_s: float = inf) -> bool:
         """Do the next thing, if it comes at ``now_s`` or before; until then the rest may go on, too."""
         ready = self._ready()
@@ -171,7 +177,7 @@ class Timeline:
         if not self.clocked:
             operation = self._order.choose([each for _, _, each in ready])
             alone = len(ready) == 1 and len(self.running) < 2 and now_s == inf
-            time, limit_s = 0.0, inf if alone else 0.0
+            time, limit_s = 0.0, inf if alone and not self._held_back() else 0.0
         else:
             time, _, operation = min(ready)
             if time > now_s:
@@ -181,6 +187,8 @@ class Timeline:
                 for other, _, each in ready
                 if each is not operation
             ]
+            if self._held_back():
+                ahead.append(time + _LOOK_AGAIN_S)
             if len(self.running) > 1:  # what polls has no next event: this slice may be what wakes it
                 ahead.append(time + self.lookahead_s)
             limit_s = max(time, min([now_s, *ahead]))

@@ -11,41 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import floor, inf
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smfree.emulator.counters import Counters
-from smfree.emulator.errors import EmulationError, Severity, Unsupported
-from smfree.emulator.exec import (
-    approx,
-    arith,
-    async_ops,
-    bits,
-    cluster_ops,
-    convert,
-    matrix,
-    memory_ops,
-    multimem_ops,
-    sync_ops,
-    warp,
-)
+from smfree.emulator.errors import EmulationError, Severity
 from smfree.emulator.exec.barrier_unit import BarrierUnit
 from smfree.emulator.exec.cluster_barrier import ClusterBarrier
 from smfree.emulator.exec.cluster_unit import ClusterUnit
 from smfree.emulator.exec.copy_unit import CopyUnit
 from smfree.emulator.exec.decode import Decoder, Program, Step
+from smfree.emulator.exec.families import OPCODE_FAMILIES
 from smfree.emulator.exec.flow_unit import FlowUnit
 from smfree.emulator.exec.interpreter import Interpreter
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_unit import MemoryUnit
 from smfree.emulator.exec.register_unit import RegisterUnit
 from smfree.emulator.exec.report import barrier_name, deadlock, place, stuck
-from smfree.emulator.exec.residency import Residency
 from smfree.emulator.exec.schedule import Schedule, make_schedule
 from smfree.emulator.exec.stall_unit import StallUnit
 from smfree.emulator.exec.sync_unit import SyncUnit
+from smfree.emulator.exec.times import Times
 from smfree.emulator.exec.warp_unit import WarpUnit
 from smfree.emulator.ptx import ast
 from smfree.emulator.streams import Progress
@@ -57,19 +45,7 @@ if TYPE_CHECKING:
     from smfree.emulator.process import Context
     from smfree.emulator.turns import Turns
 
-OPCODE_FAMILIES = (
-    approx,
-    arith,
-    async_ops,
-    bits,
-    cluster_ops,
-    convert,
-    matrix,
-    memory_ops,
-    multimem_ops,
-    sync_ops,
-    warp,
-)  # importing them fills the opcode table
+assert OPCODE_FAMILIES  # importing them has filled the opcode table
 SHARED_GRANULE = 1024
 
 
@@ -130,12 +106,8 @@ def run(
     return LaunchResult(launch.cycles, launch.counters, launch.findings, launch.ctas_per_sm)
 
 
-class Launch(Residency):
-    """State of one running kernel; everything the opcode handlers act on.
-
-    Times in cycles count from when the clock of the device was last reset, which a launch on an idle device
-    does; ``origin`` is the launch's start among them.
-    """
+class Launch(Times):
+    """State of one running kernel; everything the opcode handlers act on."""
 
     def __init__(
         self,
@@ -152,31 +124,19 @@ class Launch(Residency):
         registers: int | None,
         context: Context | None = None,
     ) -> None:
-        self.context, self.start_s = context, start_s
+        self.context = context
         self._lock: Turns | None = context.process.node.lock if context is not None else None
         self.device, self.kernel, self.params = device, kernel, params
-        self.schedule, self.symbols = schedule, symbols
+        self.symbols = symbols
         self.dynamic_shared_bytes = dynamic_shared_bytes
         self.shared_bytes = kernel.static_shared_bytes
         if dynamic_shared_bytes:
             self.shared_bytes = kernel.dynamic_shared_offset + dynamic_shared_bytes
-        super().__init__(device, grid, block, cluster, self.shared_bytes, registers)
-        spec = device.profile.device
-        self.max_warps_per_sm = spec.max_warps_per_sm
-        self.cycles_per_ns = spec.sm_clock_mhz / 1000.0
+        super().__init__(device, grid, block, cluster, self.shared_bytes, registers, schedule, start_s)
+        self.max_warps_per_sm = device.profile.device.max_warps_per_sm
         self.counters = Counters(launches=1)
         self.findings: list[EmulationError] = []
-        self.clock = device.clock if schedule.timed else None
-        # Fewer warps than this, each issuing every dependent_cycles, never wait for a scheduler.
-        issue = device.profile.issue
-        warps = -(-self.geometry.slots // spec.num_sms) * self.geometry.warps_per_cta
-        self.issue_contended = warps > issue.schedulers_per_sm * issue.dependent_cycles
-
-        self.time: Any = np.zeros(self.geometry.num_warps)
-        self.end_time = 0.0
         self.progress = 0
-        self.change_time = 0.0
-        self.clock_reads = 0
         self.runnable: list[Group] = []
         self.crowded = False
         """Whether other work goes on beside this launch."""
@@ -202,10 +162,8 @@ class Launch(Residency):
         self.interpreter = Interpreter(self, self.program)
         self._lines: dict[int, str] = {}
         self.current: Group | None = None
-        # Whole cycles, so that no fraction shows in what a kernel reads.
-        self.origin = device.residents.enter(self, float(floor(start_s * self.cycles_per_ns * 1e9)))
-        self.time += self.origin
-        self.end_time = self.change_time = self.origin
+        self.begin(device.residents.enter(self, self.start_cycle))
+        self._admit()
 
     # ---------------------------------------------------------------- in slices
 
@@ -228,13 +186,18 @@ class Launch(Residency):
             raise
         finally:
             memory.report = elsewhere
-        if self.residents.shared:
-            self.residents.looked(self)
+        self.residents.look(self)
         return progress
 
     def _advance(self) -> Progress:
+        while (progress := self._slice()) is Progress.BLOCKED and self.stalls.forlorn and not self.lacks_room:
+            if not self.stalls.time_out():  # nobody else could help either
+                raise deadlock(self)
+        self._waits = progress is Progress.BLOCKED
+        return progress
+
+    def _slice(self) -> Progress:
         schedule, turns = self.schedule, self.schedule.slice_turns() if self.crowded else inf
-        self._waits = False
         while True:
             self._admit()
             schedule.before_pick(self)
@@ -254,11 +217,10 @@ class Launch(Residency):
                 return Progress.RAN
         if self.copy.pending:
             return Progress.RAN
-        if not self.live.any() and self.dispatched:
-            self._finish()
-            return Progress.DONE
-        self._waits = True
-        return Progress.BLOCKED
+        if self.live.any() or not self.dispatched:
+            return Progress.BLOCKED
+        self._finish()
+        return Progress.DONE
 
     def _unblock(self) -> bool:
         """Nothing is runnable: make something happen that the launch can do by itself, within the limit."""
@@ -292,14 +254,9 @@ class Launch(Residency):
         return self.node_ns(self.origin if t == inf else t) * 1e-9
 
     @property
-    def end_s(self) -> float:
-        """When its latest effect was visible."""
-        return self.start_s + self.cycles / (self.device.profile.device.sm_clock_mhz * 1e6)
-
-    @property
     def polls(self) -> bool:
-        """Whether a loop polls anything."""
-        return self.stalls.polls
+        """Whether a loop polls memory that somebody outside may write."""
+        return not self.stalls.forlorn
 
     @property
     def polls_host(self) -> bool:
@@ -396,59 +353,6 @@ class Launch(Residency):
         self.progress += 1
         if time > self.change_time:
             self.change_time = time
-
-    # ---------------------------------------------------------------- time
-
-    def settle(self, g: Group) -> Any:
-        """Charge the instructions since the last time this was asked; times of the group's warps."""
-        w = g.lanes.warp_slice
-        t = self.time[w]
-        if g.pending and self.clock is not None:
-            if self.issue_contended:
-                t = self.clock.issue(g.lanes.sm, t, g.pending)
-            else:
-                t = t + g.pending * self.clock.alu_latency
-            self.time[w] = t
-        g.pending = 0.0
-        return t
-
-    def now(self, g: Group) -> Any:
-        """Cycles since the node was made, one per warp; refused under schedules without a clock."""
-        if self.clock is None:
-            raise Unsupported(
-                f"the '{self.schedule.name}' schedule has no clock; read %clock64 and %globaltimer under "
-                "'timed'",
-                rule="clock.none",
-            )
-        self.clock_reads += 1
-        return self.settle(g) + self.residents.epoch
-
-    def node_ns(self, cycles: Any) -> Any:
-        """Nanoseconds since the node was made of the launch's own times."""
-        return (cycles + self.residents.epoch) / self.cycles_per_ns
-
-    def cycles_of(self, ns: Any) -> Any:
-        """The launch's own times of nanoseconds since the node was made."""
-        return ns * self.cycles_per_ns - self.residents.epoch
-
-    def nanoseconds(self, cycles: Any) -> Any:
-        return cycles / self.cycles_per_ns
-
-    def spend(self, g: Group, cycles: Any) -> None:
-        """The group's warps are busy for so long, all the same or each its own time."""
-        if self.clock is not None:
-            self.time[g.lanes.warp_slice] = self.settle(g) + cycles
-
-    def lane_times(self, g: Group) -> Any:
-        """One time per lane; zeros under schedules without a clock."""
-        if self.clock is None:
-            return np.zeros(g.lanes.n)
-        return self.settle(g)[g.lanes.warp_index]
-
-    @property
-    def cycles(self) -> float:
-        """Modelled time from the start to the last visible effect so far."""
-        return self.end_time - self.origin
 
     # ---------------------------------------------------------------- places and findings
 

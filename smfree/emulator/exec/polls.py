@@ -86,22 +86,29 @@ class Look:
         return f"+{place - known.address} of {known}" if known else "freed"
 
 
-def looks(launch: Launch, g: Group, first: int, last: int) -> tuple[list[Look], bool]:
-    """What the loop from ``first`` to ``last`` has read in its latest turn, and whether that is all that
-    could make another turn differ while its registers stay the same."""
+def looks(launch: Launch, g: Group, first: int, last: int) -> tuple[list[Look], bool, bool]:
+    """What the loop from ``first`` to ``last`` has read in its latest turn; whether that is all that could
+    make another turn differ while its registers stay the same; whether it reads memory that others reach."""
     found: list[Look] = []
-    complete = True
+    complete, public = True, False
     for instr in launch.kernel.instrs[first : last + 1]:
         kind = instruction_class(instr)
         if kind in _HARMLESS:
             complete = complete and not _reads_time(instr)
             continue
+        public = public or not _is_own(instr)
         look = _look(launch, g, instr) if instr.opcode in ("ld", "ldu", "atom") else None
         if look is None:
             complete = False
         else:
             found.append(look)
-    return found, complete
+    return found, complete, public
+
+
+def _is_own(instr: ast.Instr) -> bool:
+    """Whether only threads of the kernel itself can reach what it looks at."""
+    own = instr.opcode in ("mbarrier", "bar", "barrier", "elect", "vote", "shfl", "redux", "activemask")
+    return own or any(m.startswith(("shared", "local")) for m in instr.modifiers)
 
 
 def _reads_time(instr: ast.Instr) -> bool:
@@ -111,9 +118,7 @@ def _reads_time(instr: ast.Instr) -> bool:
 def _look(launch: Launch, g: Group, instr: ast.Instr) -> Look | None:
     """None where it is not global memory, or cannot be told any more."""
     address = instr.operands[1]
-    if any(m.startswith(("shared", "local")) for m in instr.modifiers) or not isinstance(
-        address, ast.Address
-    ):
+    if _is_own(instr) or not isinstance(address, ast.Address):
         return None
     names = launch.program.register_names
     target = instr.operands[0]

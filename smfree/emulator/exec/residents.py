@@ -57,7 +57,7 @@ class Residents:
             if other is not launch and not other.dispatched:
                 other.wait_no_more()
 
-    def looked(self, launch: Launch) -> None:
+    def look(self, launch: Launch) -> None:
         """A launch has run for a slice: the others may find memory changed."""
         for other in self.launches:
             if other is not launch:

@@ -20,6 +20,7 @@ MAX_TIME_OUTS = 10_000
 MARKS_KEPT = 4096
 POLITE_TURNS = 256  # of one loop, before other groups get a turn
 TIRED_TURNS = 4096  # before joins are given up and copies complete
+CROWDED_TURNS = 16  # before kernels and copies beside this one get a turn
 FAIR_TURNS = 16  # before a fair schedule looks at joins and spinners again
 
 
@@ -27,13 +28,15 @@ FAIR_TURNS = 16  # before a fair schedule looks at joins and spinners again
 class Spin:
     """A polling group that is parked. ``progress``: the state of the launch that it has seen.
 
-    ``looks``: the words it polls; ``complete``: nothing else can end its loop.
+    ``looks``: the words it polls; ``complete``: nothing else can end its loop; ``public``: somebody outside
+    of the kernel may.
     """
 
     group: Group
     progress: int
     looks: list[Look]
     complete: bool
+    public: bool
 
     def has_news(self, progress: int) -> bool:
         """Whether another turn could differ from the last."""
@@ -117,7 +120,7 @@ class StallUnit:
                 return True
         if launch.schedule.fair:
             return turns % FAIR_TURNS == FAIR_TURNS - 1 and self._lets_look(g)
-        return turns >= POLITE_TURNS and self._steps_aside(g, turns)
+        return turns >= (CROWDED_TURNS if launch.crowded else POLITE_TURNS) and self._steps_aside(g, turns)
 
     def _lets_look(self, g: Group) -> bool:
         """Back to the schedule, which alone releases joins in time; spinners with news run again, too."""
@@ -130,14 +133,17 @@ class StallUnit:
     def _steps_aside(self, g: Group, turns: int) -> bool:
         """Whether it is time to let others go first."""
         launch = self.launch
-        if turns % POLITE_TURNS == 0 and (launch.runnable or launch.crowded):
-            self._polite.append(g)
+        if launch.crowded:
+            aside = self._polite if turns % CROWDED_TURNS else self._tired
+        elif turns % POLITE_TURNS == 0 and launch.runnable:
+            aside = self._polite
         elif turns % TIRED_TURNS == 0 and (
             self._polite or self.spinning or launch.flow.at_join or launch.copy.pending
         ):
-            self._tired.append(g)
+            aside = self._tired
         else:
             return False
+        aside.append(g)
         return True
 
     def next_turn(self, *, tired: bool = False) -> bool:
@@ -181,9 +187,9 @@ class StallUnit:
         return True
 
     @property
-    def polls(self) -> bool:
-        """Whether any loop polls."""
-        return bool(self.spinning)
+    def forlorn(self) -> bool:
+        """Whether nobody outside can end any of the loops."""
+        return not any(spin.public for spin in self.spinning)
 
     @property
     def polls_host(self) -> bool:
