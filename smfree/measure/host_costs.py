@@ -102,7 +102,7 @@ def host_table(head: str, records: Sequence[Record]) -> list[tuple[str, str]]:
     headers = ["each way", *["\n".join(column) for column in columns]]
     text = tabulate(rows, headers=headers, disable_numparse=True, colalign=("right",) * len(headers))
     text += (
-        f"\nGB/s of payload ({mine[0].clock_source}), of both ways together in 'both'; from the call until the "
+        f"\nGB/s of payload ({mine[0].clock_source}), both ways together in 'both'; from the call until the "
         "host knows that it\nis done. Start-up and rate: line through all sizes"
     )
     return [(f"Copies of host memory: {head}", text + legend(mine))]
