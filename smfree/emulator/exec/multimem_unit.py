@@ -45,6 +45,8 @@ class MultimemUnit:
             rows = None if t is None else t[piece.rows]
             times = self._send_times(parts, pattern, lanes.sm[piece.rows], rows)
             self._count(parts, piece.n * nbytes, write=True)
+            if reduction is None:
+                launch.counters.bytes_through_registers += piece.n * nbytes
             for part, written in zip(parts, times, strict=True):
                 with part.positions():
                     launch.copy.flights.send(
