@@ -191,12 +191,13 @@ class Node:
 
     def _make_device(self, ordinal: int, profile: Profile) -> DeviceState:
         spec = profile.device
+        memory = GlobalMemory(ordinal, spec.memory_bytes, report=self.found, host=self.host)
         return DeviceState(
             ordinal=ordinal,
             profile=profile,
-            memory=GlobalMemory(ordinal, spec.memory_bytes, report=self.found, host=self.host),
+            memory=memory,
             clock=Clock(profile),
-            l2=L2(profile, -(-spec.memory_bytes // LINE_BYTES)),
+            l2=L2(profile, len(memory.data) // LINE_BYTES),
             strict=self.strict,
             residents=Residents(spec),
             copy_engines=tuple(Unit(f"copy engine {index}") for index in range(max(1, spec.copy_engines))),

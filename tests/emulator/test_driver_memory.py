@@ -26,6 +26,15 @@ def test_copy_there_and_back_is_bitwise_equal() -> None:
     assert device_bytes(driver, pointer, data.nbytes) == data.tobytes()
 
 
+def test_memory_past_a_freed_one_that_filled_the_device_is_usable() -> None:
+    driver = open_driver()
+    most = ok(driver.cuMemGetInfo())[0] - (1 << 20)
+    ok(driver.cuMemFree(ok(driver.cuMemAlloc(most))))
+    pointer = ok(driver.cuMemAlloc(1 << 16))  # freed addresses are not used again while there are others
+    ok(driver.cuMemsetD8(pointer, 7, 1 << 16))
+    assert device_bytes(driver, pointer, 1 << 16) == bytes([7]) * (1 << 16)
+
+
 @pytest.mark.parametrize("form", ["int", "wrapper", "bytes", "array"])
 def test_source_may_be_an_address_or_a_buffer(form: str) -> None:
     driver = open_driver()
