@@ -17,9 +17,9 @@ from smfree.model.crossover import (
     Outcome,
     crossover,
     format_bytes,
-    hockney,
     sample_uncertainty,
 )
+from smfree.model.hockney import hockney
 
 BASE = "lsu"
 
@@ -204,8 +204,8 @@ def _lines(log: RunLog) -> str:
                     f"{device} ({records[0].clock_source})",
                     regime,
                     name,
-                    f"{line.start:.0f}",
-                    f"{line.rate:.1f}",
+                    f"{line.alpha:.0f}",
+                    f"{line.beta:.1f}",
                     f"{line.worst:.0%}",
                 ]
             )

@@ -8,7 +8,8 @@ from typing import Any
 from tabulate import tabulate
 
 from smfree.measure.records import Question, Record
-from smfree.model.crossover import TIE, Curve, format_bytes, hockney
+from smfree.model.crossover import TIE, Curve, format_bytes
+from smfree.model.hockney import hockney
 
 REGISTER_COUNTERS: Mapping[str, tuple[str, ...]] = {
     "ld.shared::cluster": ("cluster_load_bytes", "shared_store_bytes"),
@@ -111,7 +112,7 @@ def path_answers(records: Sequence[Record]) -> str:
             line = ["-", "-"]
             if len(by_size) > 2:
                 fit = hockney(Curve(path, {size: [time] for size, time in by_size.items()}))
-                line = [f"{fit.start:.0f}", f"{fit.rate:.1f}"]
+                line = [f"{fit.alpha:.0f}", f"{fit.beta:.1f}"]
             where = "all SMs" if filled else "one alone"
             rows.append([f"{device} ({clock})", str(cluster), where, path, _ranges(leads, path), *line])
     if not rows:

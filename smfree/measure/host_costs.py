@@ -10,7 +10,8 @@ from tabulate import tabulate
 
 from smfree.measure.marks import legend, marked, unique
 from smfree.measure.records import Question, Record
-from smfree.model.crossover import Curve, format_bytes, hockney
+from smfree.model.crossover import Curve, format_bytes
+from smfree.model.hockney import hockney
 
 USE_BYTES = 4096
 """What a use copies out of a peer's memory: little, so that its time is that of reaching it."""
@@ -126,8 +127,8 @@ def _line(records: Sequence[Record], value: Callable[[Any], str]) -> str:
 
 
 def _startup_us(records: Sequence[Record]) -> str:
-    return _line(records, lambda line: f"{line.start * 1e6:.1f}")
+    return _line(records, lambda line: f"{line.alpha * 1e6:.1f}")
 
 
 def _rate_gbps(records: Sequence[Record]) -> str:
-    return _line(records, lambda line: f"{line.rate / 1e9:.1f}")
+    return _line(records, lambda line: f"{line.beta / 1e9:.1f}")

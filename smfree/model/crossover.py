@@ -2,8 +2,8 @@
 
 Two curves of time against size are compared at the sizes both have (matched work only). Between two
 neighbouring sizes the logarithm of the time ratio is taken as linear in the logarithm of the size, which is
-exact for two power laws and needs no assumption about the shape over the whole range. A Hockney line
-t(S) = alpha + S / beta is fitted beside it, because its two numbers say *why* the curves cross.
+exact for two power laws and needs no assumption about the shape over the whole range. Why curves cross, a
+Hockney line says (smfree.model.hockney).
 """
 
 from __future__ import annotations
@@ -186,29 +186,3 @@ def sample_uncertainty(
         return SampleUncertainty(None, 0.0)
     low, high = np.percentile(found, [2.5, 97.5])
     return SampleUncertainty(Interval(float(low), float(high)), len(found) / count)
-
-
-@dataclass(frozen=True, slots=True)
-class Hockney:
-    """t(S) = start + S / rate. ``start`` in the curve's time unit, ``rate`` in bytes per that unit.
-
-    ``worst`` is the largest relative residual of the fit, so that a bad line shows itself.
-    """
-
-    start: float
-    rate: float
-    worst: float
-
-
-def hockney(curve: Curve) -> Hockney:
-    """Fit a Hockney line minimising relative residuals; needs two sizes."""
-    points = curve.medians()
-    if len(points) < 2:
-        raise ValueError(f"a line for {curve.name} needs two sizes (got {len(points)})")
-    sizes = np.array(sorted(points), dtype=np.float64)
-    times = np.array([points[int(size)] for size in sizes])
-    weighted = np.stack([1.0 / times, sizes / times], axis=1)
-    (start, per_byte), *_ = np.linalg.lstsq(weighted, np.ones_like(times), rcond=None)
-    worst = float(np.max(np.abs((start + per_byte * sizes) / times - 1.0)))
-    rate = math.inf if per_byte <= 0 else float(1.0 / per_byte)
-    return Hockney(float(start), rate, worst)

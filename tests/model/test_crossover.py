@@ -10,7 +10,6 @@ from smfree.model.crossover import (
     Outcome,
     crossover,
     format_bytes,
-    hockney,
     sample_uncertainty,
 )
 
@@ -98,15 +97,6 @@ def test_no_crossover_in_any_resample_has_no_interval() -> None:
     found = sample_uncertainty(line("lsu", 100, 8), line("tma", 300, 8), count=20)
     assert found.interval is None
     assert found.found == 0.0
-
-
-def test_hockney_recovers_start_and_rate_and_shows_a_bad_fit() -> None:
-    fit = hockney(line("tma", 300, 64))
-    assert fit.start == pytest.approx(300)
-    assert fit.rate == pytest.approx(64)
-    assert fit.worst < 1e-9
-    steps = Curve("lsu", {size: [100.0 * (1 + size // 4096)] for size in SIZES})
-    assert hockney(steps).worst > 0.1
 
 
 @pytest.mark.parametrize(
