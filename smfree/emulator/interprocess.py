@@ -2,6 +2,10 @@
 
 A handle is 64 random bytes: a key of ``Node.ipc_handles`` and nothing else, so one of another node, of freed
 memory or of a process that has ended opens nothing. Events are exported under such keys, too.
+
+What is open when its exporting process ends stays until the last import is closed: the driver's documentation
+calls only an early cuMemFree undefined, and GPUs keep such memory (kvcache-ai/Mooncake#761,
+ai-dynamo/nixl#1066).
 """
 
 from __future__ import annotations
@@ -65,7 +69,10 @@ class Import:
     count: int = 1
 
     def close(self) -> None:
-        """Unmap it, however often it was opened."""
+        """Unmap it, however often it was opened. The last one frees what a process left that has ended."""
+        export = self.export
         self.context.process.space.unmap(self.mapping.start)
-        self.export.imports.remove(self)
+        export.imports.remove(self)
         del self.context.imports[self.mapping.start]
+        if not export.imports and not export.context.process.alive:
+            export.context.device.memory.free(export.allocation.start)
