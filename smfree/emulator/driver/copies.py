@@ -104,7 +104,8 @@ class CopyCalls(MemoryCalls):
                     self._touch(place.device, place.at + lo, size, write=write)
             self._tell(dst, lo, hi, time_s)
 
-        label = f"copy of {nbytes} bytes from {src.address:#x} to {dst.address:#x} on {stream.name}"
+        way = self._way(dst, src)
+        label = f"copy of {nbytes} bytes from {src.address:#x} to {dst.address:#x}{way} on {stream.name}"
         startup_s, pace = device.profile.host.copy_startup_us * 1e-6, self._pace(device, dst, src)
         cost_s = self._launch_cost_s(device)
         unit = _engine(device, dst, src)
@@ -138,6 +139,14 @@ class CopyCalls(MemoryCalls):
             return float(at[0]) * 1e-9
 
         return pace
+
+    def _way(self, dst: Place, src: Place) -> str:
+        """ " over NVLink": what a copy passes, for reports."""
+        if src.device is dst.device:
+            return ""
+        if src.device is None or dst.device is None:
+            return " over PCIe"
+        return " through the host" if self._staged(dst, src) else " over NVLink"
 
     def _staged(self, dst: Place, src: Place) -> bool:
         """Whether a copy between devices goes through the host: neither has access to the other, and no
@@ -238,8 +247,11 @@ def _rate_within(device: DeviceState, dst: Place) -> float:
 
 
 def _engine(device: DeviceState, dst: Place, src: Place) -> Unit:
-    """One copy engine per direction to the host; copies inside the device take the last."""
+    """One copy engine per direction to the host; the rest, or the last, for what stays among devices."""
     engines = device.copy_engines
     if src.device is None:
         return engines[0]
-    return engines[1 % len(engines)] if dst.device is None else engines[-1]
+    if dst.device is None:
+        return engines[1 % len(engines)]
+    rest = engines[2:] or engines[-1:]
+    return rest[dst.device.ordinal % len(rest)]

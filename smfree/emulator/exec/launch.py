@@ -173,8 +173,10 @@ class Launch(Times):
         Infinite: until it ends or blocks, because nothing else goes on. A schedule without a clock takes any
         other limit for one slice of its own choice.
         """
-        self.crowded = limit_s != inf
+        earlier, self.crowded = self.limit, limit_s != inf
         self.limit = self.cycles_of(limit_s * 1e9) if self.crowded and self.clock is not None else inf
+        if self.crowded and self.stalls.spinning:  # what changed in the latest slice did so by its end
+            self.stalls.look(min(earlier, self.change_time))
         memory = self.device.memory
         elsewhere = memory.report
         memory.report = self.report  # findings of global memory get CTA, thread and line too
