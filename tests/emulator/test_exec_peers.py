@@ -453,7 +453,8 @@ class Two:
     """A sender on device 0 and a receiver on device 1, in one process. ``data``, ``flag``: 32 words and 2 of
     the receiver, ``back``: one of the sender."""
 
-    def __init__(self, sender: str, receiver: str, **settings: Any) -> None:
+    def __init__(self, sender: str, receiver: str, *, grid: int = 1, **settings: Any) -> None:
+        self.grid = (grid, 1)
         self.driver = open_driver("h100", "h100", executor=start, **settings)
         self.contexts = open_node(self.driver)
         self.streams, self.functions = [], []
@@ -478,7 +479,8 @@ class Two:
         ok(self.driver.cuCtxSetCurrent(self.contexts[i]))
         values = tuple(map(int, (self.data, self.flag, self.out, self.back)))
         params = (values, (ctypes.c_void_p,) * 4)
-        ok(launch(self.driver, self.functions[i], self.streams[i], params), self.driver)
+        grid = (self.grid[i], 1, 1)
+        ok(launch(self.driver, self.functions[i], self.streams[i], params, grid=grid), self.driver)
 
     def finish(self, i: int) -> Any:
         ok(self.driver.cuCtxSetCurrent(self.contexts[i]))
@@ -495,6 +497,46 @@ def test_a_message_to_a_running_kernel(schedule: str, release: str) -> None:
 def test_a_running_kernel_sees_the_flag_before_the_data_without_a_release() -> None:
     sender = STORES.replace("FLAG", UNORDERED["st.relaxed"]) + "\nDONE:\n"
     assert (Two(sender, WAIT + READ, schedule="async-latest").run() == 0).all()
+
+
+FENCE_GPU = STORES.replace("FLAG", RELEASES["fence.gpu"]) + "\nDONE:\n"
+
+
+def test_a_fence_of_the_own_device_orders_nothing_for_another() -> None:
+    """The ISA wants scopes that include the other thread ("Morally strong operations"); the CTA of the same
+    device above may rely on it."""
+    assert (Two(FENCE_GPU, WAIT + READ, schedule="async-latest").run() == 0).all()
+    right = Two(FENCE_GPU.replace("acq_rel.gpu", "acq_rel.sys"), WAIT + READ, schedule="async-latest")
+    assert (right.run() == words(32)).all()
+
+
+LAST = """
+add.u32 %r10, %r2, 1;
+mov.u32 %r3, %ctaid.x;
+setp.ne.u32 %p1, %r3, 0;
+@%p1 bra LAST;
+st.global.u32 [%rd5], %r10;
+bar.sync 0;
+setp.eq.u32 %p2, %r2, 0;
+fence.acq_rel.gpu;
+@%p2 st.relaxed.gpu.global.u32 [%rd3], 1;
+bra DONE;
+LAST:
+setp.ne.u32 %p2, %r2, 0;
+@%p2 bra DONE;
+OTHER: ld.acquire.gpu.global.u32 %r11, [%rd3];
+setp.eq.u32 %p3, %r11, 0;
+@%p3 bra OTHER;
+st.release.sys.global.u32 [%rd2], 1;
+DONE:
+"""
+"""CTA 0 sends data and tells CTA 1 of its own device, which signals device 1: release is cumulative."""
+
+
+@every_schedule
+def test_a_release_covers_what_another_cta_had_released_to_it(schedule: str) -> None:
+    two = Two(LAST, WAIT + READ, schedule=schedule, grid=2)
+    assert (two.run() == words(32)).all()
 
 
 MIXED = "WAIT: ld.relaxed.sys.global.u64 %rd7, [%rd2];\nsetp.eq.u64 %p3, %rd7, 0;\n@%p3 bra WAIT;\n"

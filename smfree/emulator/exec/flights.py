@@ -1,8 +1,10 @@
 """Stores and reductions of threads on their way to the memory of another device.
 
 They land when the schedule says, in any order, with three exceptions (PTX ISA, "Memory Consistency Model"):
-writes to the same bytes land in the order in which they were issued; a release or fence of scope .gpu or .sys
-waits for everything its cluster has written before; who reads back what its own cluster wrote finds it there.
+writes to the same bytes land in the order in which they were issued; a release or fence of scope .sys waits
+for everything its cluster has written before, and for what any CTA has released at scope .gpu; who reads back
+what its own cluster wrote, or another has released, finds it there. A release of scope .gpu is for threads of
+the own device alone: another device may still see a later flag before the data.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _MOST = 512  # batches under way without a clock; the oldest ones land then, whi
 
 
 class Flight(PendingCopies):
-    """One batch of them; ``released``: elements that a release has waited for, by the launch's clock."""
+    """One batch of them; ``released``: elements that a release of scope .gpu or .sys has covered."""
 
     memory: GlobalMemory
     released: Any
@@ -122,24 +124,30 @@ class Flights:
             self._forget()
         return latest
 
-    def release(self, g: Group) -> None:
-        """A release or fence that reaches beyond the cluster: what the clusters of these threads wrote has
-        landed when it completes."""
+    def release(self, g: Group, scope: str) -> None:
+        """A release or fence of scope "gpu" or "sys": what the clusters of these threads wrote is there for
+        the own device, with "sys" for every device, what was released before included.
+
+        Where several kernels share the device, .gpu is as .sys: what they hand each other is not followed.
+        """
         clusters = np.unique(self._clusters(g.lanes.ids))
+        latest = -np.inf
         for flight in list(self.flying):
-            which = np.flatnonzero(~flight.done & np.isin(self._clusters(flight.issuer), clusters))
-            if not len(which):
+            mine = np.isin(self._clusters(flight.issuer), clusters)
+            handed_on = flight.released & ~mine & ~flight.done
+            flight.released[mine] = True
+            if scope == "gpu" and not self.launch.device.residents.shared:
                 continue
             if self.launch.clock is None:
-                self._land(flight, which)
-            else:
-                flight.released[which] = True
+                self._land(flight, np.flatnonzero(flight.released & ~flight.done))
+            elif handed_on.any():
+                latest = max(latest, float(flight.complete_at[handed_on].max()))
         self._forget()
-        if self.launch.clock is not None and self.known.any():
+        if self.launch.clock is not None and (self.known.any() or latest > 0):
             t, size = self.launch.settle(g), self.launch.cluster_size
             of_cluster = self.known.reshape(-1, size).max(axis=1)
             warps = self._clusters(g.lanes.ids[g.lanes.warp_starts])
-            self.launch.time[g.lanes.warp_slice] = np.maximum(t, of_cluster[warps])
+            self.launch.time[g.lanes.warp_slice] = np.maximum(t, np.maximum(of_cluster[warps], latest))
 
     def _clusters(self, lanes: Any) -> Any:
         geometry = self.launch.geometry

@@ -365,9 +365,9 @@ class MemoryUnit:
 
     def settle_stores(self, g: Group, scope: str) -> None:
         """A release or fence of this scope: wait until this warp's stores are visible there; and beyond the
-        cluster, until everything that its CTAs sent to other devices has landed."""
+        cluster, see to what its CTAs sent to other devices."""
         if scope in ("gpu", "sys"):
-            self.launch.copy.flights.release(g)
+            self.launch.copy.flights.release(g, scope)
         if self.launch.clock is not None:
             t = self.launch.settle(g)
             w = g.lanes.warp_slice
