@@ -160,8 +160,17 @@ class Recorder:
             life.end = max(life.end, t)
 
     def finish(self, cycles: float) -> None:
-        """The launch is over."""
+        """The launch is over. Its times counted from the start of the device's clock until now."""
         self.kept.cycles = cycles
+        origin = self.launch.origin
+        spans: list[Life | Wait | Copy] = [*self.kept.warps, *self.kept.waits, *self.kept.copies]
+        for each in spans:
+            each.start -= origin
+            each.end -= origin
+        for copy in self.kept.copies:
+            copy.read -= origin
+        for phase in self.kept.phases:
+            phase.time -= origin
 
     # ---------------------------------------------------------------- waits
 

@@ -11,6 +11,7 @@ import pytest
 from cuda.bindings import driver as cuda
 
 from smfree.emulator.exec.schedule import SCHEDULES
+from smfree.emulator.trace import Trace
 from tests.emulator.driver_kit import launch, load, ok, refused
 from tests.emulator.node_kit import COUNTING, HEAD, MEET, POLL, SIGNAL, Ranks
 
@@ -169,6 +170,18 @@ def test_ctas_spread_over_the_sms_that_others_leave() -> None:
     taken = Counter(sm for each in launches for sm in each.sms.tolist())
     assert len(launches) <= 2 and max(taken.values(), default=1) == 1
     ok(ranks.driver.cuStreamSynchronize(streams[1]), ranks.driver)
+
+
+def test_a_trace_counts_from_the_start_of_its_own_kernel() -> None:
+    """Two kernels share the device's clock; each trace begins at zero."""
+    ranks = Ranks(1)
+    trace = ranks.driver.node.devices[0].trace = Trace()
+    _two(ranks, [MEET, MEET], 2, 1 << 10)
+    ok(ranks.driver.cuCtxSynchronize(), ranks.driver)
+    assert len(trace.launches) == 2
+    for kept in trace.launches:
+        assert min(life.start for life in kept.warps) == 0
+        assert 0 < max(life.end for life in kept.warps) <= kept.cycles
 
 
 # ---------------------------------------------------------------------------------------------------- queries
