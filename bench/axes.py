@@ -171,8 +171,7 @@ CLUSTER: Mapping[Axes, ClusterAxes] = {
 
 #: Ways of an AllGather (kernels.ipc.allgather), the copy engines' in both forms, and what is compared.
 KERNEL_WAYS = ("sm.push", "sm.pull", "tma.push", "tma.pull", "multicast")
-COPY_WAYS = ("ce.batch", "ce.streams", "staged")
-GATHER_WAYS = COPY_WAYS[:2] + KERNEL_WAYS + COPY_WAYS[2:]
+GATHER_WAYS = ("ce.batch", "ce.streams", *KERNEL_WAYS, "staged")
 NCCL = "nccl"
 
 
@@ -180,8 +179,8 @@ NCCL = "nccl"
 class AllgatherAxes:
     """Shards of ``shard_bytes`` on ``ranks`` GPUs by all ways; fewer sizes and ways on ``other_ranks``.
 
-    ``ctas``: grids of the ways that have kernels, for shards of ``swept_bytes``. What each way moves is told
-    for shards of ``counted_bytes``.
+    ``ctas``: grids of the ``swept_ways``, for shards of ``swept_bytes``. What each way moves is told for
+    shards of ``counted_bytes``.
     """
 
     ranks: int
@@ -190,6 +189,7 @@ class AllgatherAxes:
     other_bytes: tuple[int, ...]
     other_ways: tuple[str, ...]
     ctas: tuple[int, ...]
+    swept_ways: tuple[str, ...]
     swept_ranks: int
     swept_bytes: int
     counted_bytes: int
@@ -198,23 +198,25 @@ class AllgatherAxes:
 ALLGATHER: Mapping[Axes, AllgatherAxes] = {
     Axes.QUICK: AllgatherAxes(
         ranks=4,
-        shard_bytes=(1 * KIB, 16 * KIB, 128 * KIB, 1024 * KIB),
-        other_ranks=(2, 8),
-        other_bytes=(16 * KIB,),
+        shard_bytes=(1 * KIB, 32 * KIB, 1024 * KIB),
+        other_ranks=(8,),
+        other_bytes=(32 * KIB,),
         other_ways=("ce.batch", "sm.push", "multicast"),
         ctas=(1, 4, 16),
+        swept_ways=("sm.push", "tma.push"),
         swept_ranks=2,
         swept_bytes=1024 * KIB,
-        counted_bytes=16 * KIB,
+        counted_bytes=32 * KIB,
     ),
     Axes.FULL: AllgatherAxes(
         ranks=8,
         shard_bytes=tuple(KIB << power for power in range(0, 19, 2)),
         other_ranks=(2, 4),
         other_bytes=tuple(KIB << power for power in range(0, 19, 2)),
-        other_ways=GATHER_WAYS,
+        other_ways=(*GATHER_WAYS, NCCL),
         ctas=(1, 2, 4, 8, 16, 32, 64, 128),
-        swept_ranks=8,
+        swept_ways=KERNEL_WAYS,
+        swept_ranks=2,
         swept_bytes=64 << 20,
         counted_bytes=16 * KIB,
     ),
@@ -453,7 +455,7 @@ def allgather_points(axes: Axes) -> Iterator[AllgatherPoint]:
             for way in ways:
                 yield AllgatherPoint(way, ranks, shard_bytes, None, counted, largest)
         if swept:
-            for way in KERNEL_WAYS:
+            for way in chosen.swept_ways:
                 for ctas in chosen.ctas:
                     yield AllgatherPoint(way, ranks, swept, ctas, False, largest)
 

@@ -61,7 +61,8 @@ def bench_allgather(measure: Measure, point: AllgatherPoint) -> None:
     """Seconds of one AllGather."""
     group = group_for(measure, point.ranks, point.ranks * point.largest_bytes + SLACK_BYTES)
     shard, total = point.shard_bytes, point.ranks * point.shard_bytes
-    with group.symmetric(total, point.id) as dst:
+    dst = group.symmetric(total, point.id)
+    try:
         if point.way == NCCL:
             launch, config, cost = nccl_launch(measure, group, dst)
         else:
@@ -89,6 +90,8 @@ def bench_allgather(measure: Measure, point: AllgatherPoint) -> None:
             wait=lambda: finish(group),
             cold_counters=point.counted,
         )
+    finally:
+        dst.free()
 
 
 Launch = Callable[[int], object]
@@ -120,11 +123,14 @@ def our_launch(
         device = group.members[0].device
         kernel = device.compile(config.source(group.layout)).kernel()
         cost = resources(kernel, config.threads, config.shared_bytes, device.capabilities)
-    return launch, described(group, way, config), cost
+    return launch, described(group, way, config, point.shard_bytes), cost
 
 
-def described(group: Group, way: str, config: Config | None) -> dict[str, Any]:
-    """The parts of a configuration that a reader compares, and how the bytes go (cases D15, D30)."""
+def described(group: Group, way: str, config: Config | None, shard_bytes: int) -> dict[str, Any]:
+    """The parts of a configuration that a reader compares, and how the bytes go (cases D15, D30).
+
+    ``bytes_in_flight_per_sm``: of loads, at most; a CTA cannot have more than its slice of a shard.
+    """
     said: dict[str, Any] = {
         "path": "staged through the host" if way == "staged" else group.path.value,
         "copies": copies(group, config) if way == "ce" else None,
@@ -136,7 +142,8 @@ def described(group: Group, way: str, config: Config | None) -> dict[str, Any]:
         per_sm = -(-config.ctas // group.capabilities.num_sms)
         names = ("ctas", "threads", "unroll", "tile_bytes", "num_stages", "shared_bytes")
         said |= {name: getattr(config, name, None) for name in names}
-        said["bytes_in_flight_per_sm"] = config.bytes_in_flight_per_sm * per_sm
+        slice_bytes = -(-shard_bytes // config.ctas)
+        said["bytes_in_flight_per_sm"] = min(config.bytes_in_flight_per_sm, slice_bytes) * per_sm
     return said
 
 

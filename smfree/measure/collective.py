@@ -2,8 +2,8 @@
 
 All ranks' streams are held by one word and let go together. An event is recorded in each when it goes on, and
 one behind the rank's part. A sample is the maximum over the ranks, a result the median over samples: the
-average over ranks would hide the one that everybody waits for. Ranks that end with a barrier end together, so
-the difference of their times is that of their starts, the skew.
+average over ranks would hide the one that everybody waits for. Where ranks end with a barrier they end
+together, and the difference of their times is that of their starts.
 
 Ranks of other processes are held by words of their own, which the processes release after a barrier.
 """
@@ -61,6 +61,7 @@ class Batch:
 
     @property
     def skew_s(self) -> float:
+        """Of the starts, where ranks end together; else of the ends, too."""
         return max(self.ranks_s) - min(self.ranks_s)
 
 
@@ -124,12 +125,13 @@ def timed(
     """Verify, time and record a collective of all ranks.
 
     ``launch(i)`` queues the part of every local member, on its stream. The first one is verified: ``verify``
-    compares the outcome on every rank and raises when it is wrong. It also warms up; the samples follow, on a
-    deterministic clock a single one. Everything that a first launch does must have been done. ``wait``
-    returns when all that was launched is done (default: synchronise the streams).
+    compares the outcome on every rank and raises when it is wrong. It also warms up, and the samples follow;
+    on a deterministic clock it is itself the sample. Everything that a first launch does must have been done.
+    ``wait`` returns when all that was launched is done (default: synchronise the streams).
 
-    Counters (emulator) are those of the first collective, ``cold_counters``: on an L2 that had nothing of it.
-    Those of the lowest local rank are the record's, all of them in ``per_rank``.
+    Counters (emulator) are those of the first collective. With ``cold_counters`` it meets an L2 that has
+    nothing of it, and another one is the sample. Those of the lowest local rank are the record's, all of them
+    in ``per_rank``.
     """
     node = measure.node_of(members[0].device)
     lineup = Lineup(members, node.blocker, wait, exchange)
@@ -141,15 +143,14 @@ def timed(
     first = measure.run(lambda: lineup.run(launch, 1, hold=measure.deterministic))
     counted = before.since()
     measure.verify(verify)
-    count = 1
-    if not measure.deterministic:
+    if cold_counters or not measure.deterministic:
         first = measure.run(lambda: lineup.run(launch, 1))
-        count = min(MAX_QUEUED_COLLECTIVES, launches_for(first.seconds))
+    count = min(MAX_QUEUED_COLLECTIVES, launches_for(first.seconds))
     batches: list[Batch] = []
     clocks: list[float | None] = []
 
     def target() -> None:
-        batches.append(lineup.run(launch, count))
+        batches.append(first if measure.deterministic else lineup.run(launch, count))
         clocks.append(None if measure.deterministic else measure.instruments.sm_clock_mhz())
         measure.timer.add(batches[-1].seconds)
 
@@ -196,7 +197,7 @@ def _timing(record: Record, measure: Measure, node: Node, batches: Sequence[Batc
         "samples_behind_blocker": sum(batch.held for batch in batches),
         "blocker": node.blocker.reason or "cuStreamWaitValue32",
         "ranks_s_per_sample": [list(batch.ranks_s) for batch in batches],
-        "start_skew_s_per_sample": [batch.skew_s for batch in batches],
+        "skew_s_per_sample": [batch.skew_s for batch in batches],
     }
     if not all(batch.held for batch in batches):
         reason = node.blocker.reason or "the host released the streams after its time-out"

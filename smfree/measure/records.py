@@ -44,7 +44,7 @@ class CacheState(Enum):
     HOT = "hot: working set resident, read just before"
     FLUSHED = "cold: flushed by reading a buffer of twice the L2"
     ROTATED = "cold: buffers rotated over more than twice the L2"
-    REPEATED = "as the same work on the same buffers left it"
+    REPEATED = "as earlier work on the same buffers left it"
 
 
 class Flag(Enum):

@@ -8,12 +8,14 @@ from typing import Any
 
 from tabulate import tabulate
 
+from smfree.measure.allgather import allgather_tables, gather_answers
 from smfree.measure.answers import answers
 from smfree.measure.clusters import dsmem_table, multicast_answers, multicast_table, path_answers
 from smfree.measure.control import control_table
 from smfree.measure.host_costs import host_table, ipc_table
 from smfree.measure.log import RunLog
 from smfree.measure.marks import legend, marked, unique
+from smfree.measure.peer_flags import peer_flag_table
 from smfree.measure.pipelines import pipeline_tables, stage_answers
 from smfree.measure.records import Question, Record
 from smfree.model.crossover import format_bytes
@@ -34,6 +36,8 @@ def summary(log: RunLog) -> list[tuple[str, str]]:
         sections += pipeline_tables(head, records)
         sections += dsmem_table(head, records)
         sections += multicast_table(head, records)
+        sections += allgather_tables(head, records)
+        sections += peer_flag_table(head, records)
         sections += ipc_table(head, records)
         sections += host_table(head, records)
     crossing = answers(log)
@@ -51,6 +55,9 @@ def summary(log: RunLog) -> list[tuple[str, str]]:
     casts = multicast_answers(log.records)
     if casts:
         sections.append(("Where does one copy for all CTAs of a cluster pay?", casts))
+    gather = gather_answers(log.records)
+    if gather:
+        sections.append(("Who should gather?", gather))
     sections.append(("smfree run", closing(log)))
     return sections
 

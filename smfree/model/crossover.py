@@ -77,12 +77,14 @@ class Crossover:
         return f"{self.outcome.value} ({low} to {high})"
 
 
+_UNITS = (("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
+
+
 def format_bytes(size: float) -> str:
     """Bytes in powers of two with at most three digits: 128 B, 1.5 KiB, 64 KiB."""
-    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= scale:
-            return f"{size / scale:.3g} {unit}"
-    return f"{size:.3g} B" if size < 1000 else f"{size:.0f} B"
+    unit, scale = next((one for one in _UNITS if size >= one[1]), _UNITS[-1])
+    amount = size / scale
+    return f"{amount:.3g} {unit}" if amount < 1000 else f"{amount:.0f} {unit}"
 
 
 def crossover(base: Curve, challenger: Curve, *, tie: float = TIE) -> Crossover:
