@@ -18,7 +18,6 @@ from smfree.emulator.allocations import DEVICE_SPACE_BYTES
 from smfree.emulator.bytespace import fault, shown
 
 if TYPE_CHECKING:
-    from smfree.emulator.allocations import Allocation
     from smfree.emulator.host_memory import HostMemory
     from smfree.emulator.memory import GlobalMemory
     from smfree.emulator.node import DeviceState
@@ -44,8 +43,7 @@ class MappingKind(StrEnum):
 class Mapping:
     """[start, start + nbytes) of a process means [backing, ...) of ``memory``, which is ``device``'s.
 
-    ``allocation``: what backs it; the mapping is dead once that is freed. ``users``: ordinals of the devices
-    whose kernels may use it; None: as device memory, by peer access.
+    ``users``: ordinals of the devices whose kernels may use it; None: as device memory, by peer access.
     A MULTICAST mapping has no memory of its own: ``members`` are (memory, backing address, device) per bound
     device, and only ``multimem`` instructions may use it.
     """
@@ -58,7 +56,6 @@ class Mapping:
     device: DeviceState | None
     users: set[int] | None = None
     label: str = ""
-    allocation: Allocation | None = None
     members: list[tuple[GlobalMemory, int, DeviceState]] = field(default_factory=list)
     unbound: tuple[int, ...] = ()
     """Ordinals of a multicast object's devices that have bound nothing here."""
@@ -162,11 +159,6 @@ class AddressSpace:
                 raise fault(
                     "memory.multicast", index, f"{what}: {shown(address)} is in {mapping}",
                     "only multimem instructions may use a multicast address; use the device's own mapping",
-                )  # fmt: skip
-            if mapping.allocation is not None and mapping.allocation.freed:
-                raise fault(
-                    "memory.use_after_free", index, f"{what}: {shown(address)} is in {mapping}, whose memory "
-                    f"was freed: {mapping.allocation}", "unmap it before its owner frees it or ends",
                 )  # fmt: skip
             place = mapping.backing + address - mapping.start
             mapping.memory.check_range(place, size, what, index)

@@ -3,9 +3,9 @@
 A handle is 64 random bytes: a key of ``Node.ipc_handles`` and nothing else, so one of another node, of freed
 memory or of a process that has ended opens nothing. Events are exported under such keys, too.
 
-What is open when its exporting process ends stays until the last import is closed: the driver's documentation
-calls only an early cuMemFree undefined, and GPUs keep such memory (kvcache-ai/Mooncake#761,
-ai-dynamo/nixl#1066).
+What is open when the exporting process or its context ends stays until the last import is closed: the
+driver's documentation calls only an early cuMemFree undefined, and GPUs keep such memory
+(kvcache-ai/Mooncake#761, ai-dynamo/nixl#1066).
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class Export:
             device=self.context.device,
             users={by.ordinal},
             label=f"{home.label}, of {self.context.process}",
-            allocation=home,
         )
         by.process.space.map(mapping)
         made = Import(self, by, mapping)
@@ -69,10 +68,11 @@ class Import:
     count: int = 1
 
     def close(self) -> None:
-        """Unmap it, however often it was opened. The last one frees what a process left that has ended."""
+        """Unmap it, however often it was opened. The last one frees what its context has left behind."""
         export = self.export
         self.context.process.space.unmap(self.mapping.start)
         export.imports.remove(self)
         del self.context.imports[self.mapping.start]
-        if not export.imports and not export.context.process.alive:
-            export.context.device.memory.free(export.allocation.start)
+        start = export.allocation.start
+        if not export.imports and start not in export.context.exports:
+            export.context.device.memory.free(start)

@@ -90,15 +90,13 @@ class Context:
         return address
 
     def free(self, address: int) -> None:
-        """Give memory back; what others have open when its process ends stays until they close it. Raises
-        MemoryFault."""
-        export = self.exports.get(address)
-        if export is None or self.process.alive or not export.imports:
-            self.device.memory.free(address)
+        """Give memory back; what others have open stays until they close it. Raises MemoryFault."""
+        export = self.exports.pop(address, None)
         self.allocations.pop(address, None)
         if export is not None:
-            del self.exports[address]
             del self.process.node.ipc_handles[export.key]
+        if export is None or not export.imports:
+            self.device.memory.free(address)
 
     def new_stream(self, flags: int = 0, priority: int = 0, *, legacy: bool = False) -> Stream:
         """A stream; only the legacy default stream has no handle of its own."""

@@ -256,8 +256,9 @@ def test_imported_memory_is_closed_not_freed() -> None:
     ok(second.cuIpcCloseMemHandle(opened))
 
 
-def test_memory_outlives_the_process_that_exported_it_until_the_last_import_is_closed() -> None:
-    """A death, unlike a free, does not take memory from those who use it; nobody else can open it then."""
+@pytest.mark.parametrize("how", ["process", "context", "context-then-process"])
+def test_memory_outlives_who_exported_it_until_the_last_import_is_closed(how: str) -> None:
+    """Nobody else can open it then."""
     first, second = ranks()
     third = attach(first.node, 0, "rank 2")
     pointer, alone = array_of(first, WORDS), array_of(first, WORDS)
@@ -265,7 +266,10 @@ def test_memory_outlives_the_process_that_exported_it_until_the_last_import_is_c
     ok(first.cuIpcGetMemHandle(alone))
     opened, again = shared(first, second, pointer), shared(first, third, pointer)
     before = memory.allocated_bytes
-    first.end()
+    if "context" in how:
+        ok(first.cuDevicePrimaryCtxRelease(0))
+    if "process" in how:
+        first.end()
     assert memory.allocated_bytes == before - WORDS.nbytes
     assert (values_at(second, opened, len(WORDS)) == WORDS).all()
     refused(second, second.cuIpcOpenMemHandle(handle, 1), "INVALID_HANDLE", "its process has ended")
@@ -273,15 +277,6 @@ def test_memory_outlives_the_process_that_exported_it_until_the_last_import_is_c
     ok(third.cuMemsetD8(again, 0, 4))
     third.end()
     assert memory.allocated_bytes == before - 2 * WORDS.nbytes
-
-
-def test_memory_goes_with_the_context_that_exported_it() -> None:
-    """As a free does: the process goes on and could have waited."""
-    first, second = ranks()
-    opened = shared(first, second, array_of(first, WORDS))
-    ok(first.cuDevicePrimaryCtxRelease(0))
-    refused(second, second.cuMemsetD8(opened, 0, 4), "INVALID_VALUE", "of process 0", "was freed")
-    ok(second.cuIpcCloseMemHandle(opened))
 
 
 def test_attributes_of_imported_memory() -> None:
