@@ -171,11 +171,10 @@ class View:
         backing, space = self.handle.backing, self.process.space
         if isinstance(backing, Physical):
             memory, label = backing.device.memory, backing.label
-            home = memory.allocation_of(backing.address)
             self.parts = [
                 Mapping(
                     self.start, self.nbytes, MappingKind.VMM, memory, backing.address, backing.device,
-                    self.users, label, home,
+                    self.users, label,
                 )
             ]  # fmt: skip
         else:
