@@ -109,13 +109,13 @@ def allgather(
         (member,) = group.members
         place_own(shards, member)
         return GatherInfo(way, group.path, CopyWay.ONE_BY_ONE)
-    group.calls.append(f"allgather '{dst.label}' ({way})")
+    what = f"allgather '{dst.label}' ({way})"
     if way == "staged":
-        staged.gather(group, shards)
+        staged.gather(group, shards, what)
         return GatherInfo(way, Path.STAGED, CopyWay.ONE_BY_ONE)
     if isinstance(chosen, CopyEngineConfig):
-        return GatherInfo(way, group.path, copy_engine.gather(group, shards, chosen))
-    return GatherInfo(way, group.path, launches=_launch(group, shards, way, chosen))
+        return GatherInfo(way, group.path, copy_engine.gather(group, shards, chosen, what))
+    return GatherInfo(way, group.path, launches=_launch(group, shards, way, chosen, what))
 
 
 def prepare(
@@ -162,13 +162,14 @@ def _check(
     return shards, chosen
 
 
-def _launch(group: Group, shards: Shards, way: str, config: Any) -> tuple[LaunchInfo, ...]:
+def _launch(group: Group, shards: Shards, way: str, config: Any, what: str) -> tuple[LaunchInfo, ...]:
     """Load on every device before the first launch: a kernel that waits for its peers would keep a device
     from loading theirs."""
     module = _KERNELS[way].module
     for member in group.members:
         module.prepare(member, shards, config)
-    return tuple(module.launch(member, shards, config) for member in group.members)
+    with group.queueing(what):
+        return tuple(module.launch(member, shards, config) for member in group.members)
 
 
 def _check_way(group: Group, way: str) -> None:

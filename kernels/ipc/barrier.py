@@ -29,7 +29,7 @@ def stream_barrier(group: Group) -> None:
     group.check()
     group.check_direct()
     kernels = [member.device.compile(source(group.layout)).kernel() for member in group.members]
-    group.calls.append("barrier")
-    for member, kernel in zip(group.members, kernels, strict=True):
-        args = (group.control(member.rank), np.uint32(member.rank))
-        kernel.launch(1, THREADS, args, stream=member.stream)
+    with group.queueing("barrier"):
+        for member, kernel in zip(group.members, kernels, strict=True):
+            args = (group.control(member.rank), np.uint32(member.rank))
+            kernel.launch(1, THREADS, args, stream=member.stream)

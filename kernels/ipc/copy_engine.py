@@ -42,16 +42,21 @@ def unavailable(group: Group) -> str | None:
     return group.direct_reason
 
 
-def gather(group: Group, shards: Shards, config: CopyEngineConfig) -> CopyWay:
-    """Queue the copies of the local ranks; returns how the driver got them. Raises ConfigError."""
+def gather(group: Group, shards: Shards, config: CopyEngineConfig, what: str) -> CopyWay:
+    """Queue the copies of the local ranks, ``what`` in errors; returns how the driver got them. Raises
+    ConfigError."""
     for member in group.members:
         refuse_capture(member.stream, "ce")
-    entry, leave = group.next_host_epoch(HOST_SLOT), group.next_host_epoch(HOST_SLOT)
-    for member in group.members:
-        _signal(group, member, member.stream, peers_of(group, member), entry)
-    used = {_push(group, shards, member, config, entry, leave) for member in group.members}
-    for member in group.members:
-        _await(group, member, member.stream, peers_of(group, member), leave)
+        if not _batched(member, config):
+            for peer in peers_of(group, member):
+                member.stream_to(peer)  # while nothing waits yet: making a stream may wait for the device
+    with group.queueing(what):
+        entry, leave = group.next_host_epoch(HOST_SLOT), group.next_host_epoch(HOST_SLOT)
+        for member in group.members:
+            _signal(group, member, member.stream, peers_of(group, member), entry)
+        used = {_push(group, shards, member, config, entry, leave) for member in group.members}
+        for member in group.members:
+            _await(group, member, member.stream, peers_of(group, member), leave)
     return CopyWay.BATCH if used == {CopyWay.BATCH} else CopyWay.ONE_BY_ONE
 
 
@@ -76,13 +81,16 @@ def refuse_capture(stream: Stream, way: str) -> None:
         )
 
 
+def _batched(member: Member, config: CopyEngineConfig) -> bool:
+    return takes_batches(member.device, member.stream) if config.batched is None else config.batched
+
+
 def _push(
     group: Group, shards: Shards, member: Member, config: CopyEngineConfig, entry: int, leave: int
 ) -> CopyWay:
     """Copy the shard to every peer that has entered, and say so there; the member's stream waits for it."""
     peers, src = peers_of(group, member), shards.src(member.rank)
-    wanted = takes_batches(member.device, member.stream) if config.batched is None else config.batched
-    if wanted:
+    if _batched(member, config):
         _await(group, member, member.stream, peers, entry)
         pairs = [(shards.place(member.rank, peer, member.rank), src) for peer in peers]
         way = member.device.copy_batch(pairs, stream=member.stream)

@@ -104,10 +104,10 @@ def exchange(
     if dst.nbytes < 4 * ranks * words:
         raise OperandError(f"dst must hold {4 * ranks * words} bytes (got {dst.nbytes}); allocate more")
     kernels = [member.device.compile(config.source(group.layout)).kernel() for member in group.members]
-    group.calls.append(f"exchange with fault {config.fault.name}")
-    for member, kernel in zip(group.members, kernels, strict=True):
-        rank = member.rank
-        table = np.array(dst.pointers(rank), np.uint64)
-        numbers = (np.uint32(n) for n in (rank, ranks if slow is None else slow, calls[rank]))
-        args = (out[rank], table, src[rank], group.control(rank), *numbers)
-        kernel.launch(config.ctas, config.threads, args, stream=member.stream)
+    with group.queueing(f"exchange with fault {config.fault.name}"):
+        for member, kernel in zip(group.members, kernels, strict=True):
+            rank = member.rank
+            table = np.array(dst.pointers(rank), np.uint64)
+            numbers = (np.uint32(n) for n in (rank, ranks if slow is None else slow, calls[rank]))
+            args = (out[rank], table, src[rank], group.control(rank), *numbers)
+            kernel.launch(config.ctas, config.threads, args, stream=member.stream)

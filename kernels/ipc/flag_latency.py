@@ -105,13 +105,13 @@ def ping_pong(
         check_aligned("16-byte stores", "landing", landing.array(member.rank), 16)
         check_clock(member.device)
         kernels.append(member.device.compile(config.source(group.layout)).kernel())
-    group.calls.append(f"flag latency of ranks {first} and {second}")
-    for member, kernel in zip(group.members, kernels, strict=True):
-        rank = member.rank
-        target = landing.pointers(rank)[other.get(rank, rank)]
-        numbers = (np.uint32(n) for n in (rank, first, second, num_rounds))
-        args = (results[rank], np.uint64(target), group.control(rank), *numbers)
-        kernel.launch(1, config.threads, args, stream=member.stream)
+    with group.queueing(f"flag latency of ranks {first} and {second}"):
+        for member, kernel in zip(group.members, kernels, strict=True):
+            rank = member.rank
+            target = landing.pointers(rank)[other.get(rank, rank)]
+            numbers = (np.uint32(n) for n in (rank, first, second, num_rounds))
+            args = (results[rank], np.uint64(target), group.control(rank), *numbers)
+            kernel.launch(1, config.threads, args, stream=member.stream)
 
 
 def one_way_ns(result: DeviceArray, num_rounds: int) -> float:

@@ -95,16 +95,25 @@ def prepare(member: Member, shards: Shards, config: GatherConfig) -> Kernel:
     )
     check_shared(config.shared_bytes, member.device.capabilities)
     kernel = member.device.compile(config.source(layout)).kernel()
+    check_resident(member, kernel, shards.dst.group, config.ctas, config.threads, config.shared_bytes)
+    return kernel
+
+
+def check_resident(
+    member: Member, kernel: Kernel, group: Group, ctas: int, threads: int, shared_bytes: int
+) -> None:
+    """All CTAs of all ranks on the member's GPU wait for each other, so they must fit at once. Raises
+    ConfigError (case D24)."""
     sms = member.device.capabilities.num_sms
-    resident = kernel.occupancy(config.threads, config.shared_bytes) * sms
+    ranks = group.uuids.count(member.device.uuid)
+    resident = kernel.occupancy(threads, shared_bytes) * sms
     require(
-        config.ctas <= resident,
-        f"all CTAs must be resident at once, {resident} are on {sms} SMs with {config.threads} threads and "
-        f"{config.shared_bytes} bytes of shared memory each",
-        config.ctas,
+        ctas * ranks <= resident,
+        f"all CTAs must be resident at once, {resident} are on {sms} SMs with {threads} threads and "
+        f"{shared_bytes} bytes of shared memory each",
+        f"{ctas} of each of {ranks} ranks on this GPU" if ranks > 1 else ctas,
         "use fewer",
     )
-    return kernel
 
 
 def launch(

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ from kernels.ipc.slabs import Backing, Slabs, make_first
 from kernels.ipc.symmetric import Symmetric
 from kernels.ipc.wait import GRACE_S, wait
 from smfree.cuda import Capabilities, Device, DeviceArray
+from smfree.cuda.calls import put_off_clean_up
 from smfree.ranks.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
@@ -211,6 +213,14 @@ class Group:
             raise GroupError(f"{self.direct_reason}; use way='staged', which goes through host memory")
 
     # --- what they do together ----------------------------------------------------------------------
+
+    @contextmanager
+    def queueing(self, what: str) -> Iterator[None]:
+        """Around the queueing of a collective, which errors call ``what``: meanwhile nothing is freed. That
+        may wait for the first rank's kernel, which waits for the second one's."""
+        self.calls.append(what)
+        with put_off_clean_up([member.device.calls for member in self.members]):
+            yield
 
     def symmetric(self, nbytes: int, label: str) -> Symmetric:
         """``nbytes`` on every rank, at one offset; ``label`` names it in errors.

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from kernels.common import LaunchInfo, OperandError, check_threads, check_whole, plain_integers, require
-from kernels.ipc.gather import suitable_ctas
+from kernels.ipc.gather import check_resident, suitable_ctas
 from kernels.ipc.signals import SignalLayout
 from smfree.cuda import Capabilities, Kernel, TritonSource, triton_unavailable
 
@@ -183,7 +183,9 @@ def prepare(member: Member, shards: Shards, config: TritonPushConfig) -> Kernel:
                 f"the Triton twin moves shards at multiples of {SHARD_MULTIPLE} bytes, 16-byte aligned "
                 f"({name}: {value[0]}); use sm.push"
             )
-    return member.device.compile(config.source(layout)).kernel()
+    kernel = member.device.compile(config.source(layout)).kernel()
+    check_resident(member, kernel, shards.dst.group, config.ctas, config.threads, 0)
+    return kernel
 
 
 def launch(member: Member, shards: Shards, config: TritonPushConfig) -> LaunchInfo:

@@ -128,26 +128,28 @@ def reserve(group: Group, nbytes: int) -> Staging:
     return group.staging
 
 
-def gather(group: Group, shards: Shards) -> None:
-    """Queue the copies of the local ranks. Raises ConfigError while a member's stream is captured."""
+def gather(group: Group, shards: Shards, what: str) -> None:
+    """Queue the copies of the local ranks, ``what`` in errors. Raises ConfigError while a member's stream is
+    captured."""
     for member in group.members:
         refuse_capture(member.stream, "staged")
     staging = reserve(group, shards.offsets[-1])
-    last_up, down, up = staging.epoch, staging.next_epoch(), staging.next_epoch()
-    for member in group.members:
-        _await(group, staging, member, last_up)
-        first, end = shards.offsets[member.rank], shards.offsets[member.rank + 1]
-        member.device.copy(staging.data[first:end], shards.src(member.rank), stream=member.stream)
-        _signal(group, staging, member, down)
-    for member in group.members:
-        place_own(shards, member)
-        _await(group, staging, member, down)
-        first, end, total = (shards.offsets[i] for i in (member.rank, member.rank + 1, -1))
-        dst = shards.dst.array(member.rank)
-        for low, high in ((0, first), (end, total)):  # what is the rank's own is there
-            part = dst.bytes_view(low, high - low)
-            member.device.copy(part, staging.data[low:high], stream=member.stream)
-        _signal(group, staging, member, up)
+    with group.queueing(what):
+        last_up, down, up = staging.epoch, staging.next_epoch(), staging.next_epoch()
+        for member in group.members:
+            _await(group, staging, member, last_up)
+            first, end = shards.offsets[member.rank], shards.offsets[member.rank + 1]
+            member.device.copy(staging.data[first:end], shards.src(member.rank), stream=member.stream)
+            _signal(group, staging, member, down)
+        for member in group.members:
+            place_own(shards, member)
+            _await(group, staging, member, down)
+            first, end, total = (shards.offsets[i] for i in (member.rank, member.rank + 1, -1))
+            dst = shards.dst.array(member.rank)
+            for low, high in ((0, first), (end, total)):  # what is the rank's own is there
+                part = dst.bytes_view(low, high - low)
+                member.device.copy(part, staging.data[low:high], stream=member.stream)
+            _signal(group, staging, member, up)
 
 
 def _signal(group: Group, staging: Staging, member: Member, epoch: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from smfree.cuda.errors import (
@@ -67,13 +68,14 @@ _REMEDIES = {
 }
 
 
-class _Captures(threading.local):
-    """How many stream captures this thread has begun: the driver forbids it to free anything meanwhile."""
+class _Holds(threading.local):
+    """How many reasons this thread has not to free anything now: stream captures that it has begun, in which
+    the driver forbids it, and collectives that it queues (:func:`put_off_clean_up`)."""
 
     count = 0
 
 
-_captures = _Captures()
+_holds = _Holds()
 
 
 class Calls:
@@ -138,10 +140,10 @@ class Calls:
     def quiet(self, api: str, *args: Any) -> None:
         """For clean-up: call ``api`` unless the context is gone, and let no error out.
 
-        Garbage collection can strike inside a call (an emulated GPU is Python too) or a stream capture; then
-        it is done after it.
+        Garbage collection can strike inside a call (an emulated GPU is Python too), a stream capture or
+        :func:`put_off_clean_up`; then it is done after it.
         """
-        if self._depth or _captures.count:
+        if self._depth or _holds.count:
             self._put_off.append((api, args))
             return
         if self.failed is None and not self.closed and os.getpid() == self._pid:
@@ -152,17 +154,17 @@ class Calls:
 
     def _catch_up(self) -> None:
         """Do the clean-up that was put off, in its order."""
-        while self._put_off and not self._depth and not _captures.count:
+        while self._put_off and not self._depth and not _holds.count:
             api, args = self._put_off.pop(0)
             self.quiet(api, *args)
 
     def hold_clean_up(self) -> None:
         """A stream capture of this thread begins."""
-        _captures.count += 1
+        _holds.count += 1
 
     def resume_clean_up(self) -> None:
         """It has ended."""
-        _captures.count -= 1
+        _holds.count -= 1
         self._catch_up()
 
     def close(self) -> None:
@@ -215,3 +217,19 @@ class Calls:
             text=f"{api} was not called: the context of {self.spec} had already failed. First failure: "
             f"{first.api} returned {first.code_name} ({first.code}); {self._restart}",
         )
+
+
+@contextlib.contextmanager
+def put_off_clean_up(devices: Sequence[Calls]) -> Iterator[None]:
+    """What Python happens to free in this thread meanwhile is freed afterwards.
+
+    For queueing kernels that wait for each other on several devices: cuMemFree may wait for the device (CUDA
+    driver API), so for a kernel whose partner would then never be launched.
+    """
+    _holds.count += 1
+    try:
+        yield
+    finally:
+        _holds.count -= 1
+        for device in devices:
+            device._catch_up()

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernels.ipc import push
 from kernels.ipc.allgather import allgather
 from kernels.ipc.group import Group
 from kernels.ipc.symmetric import Symmetric
-from smfree.cuda import DeviceArray
+from smfree.cuda import Device, DeviceArray
 from tests.kernels.ipc_kit import CONFIGS, epochs, filled, opened_group, set_epochs, shard_bytes
 from tests.kernels.pairwise import SCHEDULES, rows
 
@@ -100,6 +101,34 @@ def test_every_rank_has_every_shard_and_nothing_else_is_touched(row: dict[str, A
             assert set(epochs(group, member.rank)) == {0, 2}
 
 
+def test_what_python_frees_between_two_launches_is_freed_after_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuMemFree waits for the device: for a kernel that waits for one which is not launched yet."""
+    counts = [100, 100]
+    with opened_group(2) as group:
+        dst = group.symmetric(200, "dst")
+        garbage = [member.device.empty(64) for member in group.members]
+        before = [device_bytes(member.device) for member in group.members]
+        real = push.launch
+
+        def launch(*args: Any) -> Any:
+            queued = real(*args)
+            garbage.clear()
+            return queued
+
+        monkeypatch.setattr(push, "launch", launch)
+        place_shards(group, dst, counts, "in place")
+        allgather(group, dst, way="sm.push", config=CONFIGS["sm.push"])
+        group.wait(60)
+        for member, held in zip(group.members, before, strict=True):
+            np.testing.assert_array_equal(dst.array(member.rank).numpy(), wanted(counts))
+            assert device_bytes(member.device) > held
+
+
+def device_bytes(device: Device) -> int:
+    """Free ones."""
+    return int(device.calls("cuMemGetInfo")[0])
+
+
 @pytest.mark.parametrize("way", ["tma.pull", "tma.push"])
 @pytest.mark.parametrize("num_stages", [1, 3, 8])
 def test_a_ring_of_any_depth_wraps(way: str, num_stages: int) -> None:
@@ -124,7 +153,7 @@ def test_one_rank_has_only_its_own_shard_to_place(way: str, shift: int | str) ->
     with opened_group(1) as group:
         dst = group.symmetric(1000, "dst")
         src = place_shards(group, dst, counts, shift)
-        _launch(group, make_shards(group, dst, src, counts), way, CONFIGS[way])
+        _launch(group, make_shards(group, dst, src, counts), way, CONFIGS[way], way)
         group.wait(60)
         np.testing.assert_array_equal(dst.array(0).numpy(), wanted(counts))
         assert epochs(group, 0)[:3] == [2, 2, 0]

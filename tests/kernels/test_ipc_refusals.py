@@ -14,11 +14,13 @@ from kernels.ipc.allgather import allgather
 from kernels.ipc.bulk import BulkPushConfig, unavailable
 from kernels.ipc.faults import FaultConfig, exchange
 from kernels.ipc.flag_latency import FlagLatencyConfig, ping_pong
+from kernels.ipc.group import Group
 from kernels.ipc.multicast import MulticastConfig
 from kernels.ipc.pull import PullConfig
 from kernels.ipc.push import PushConfig
 from kernels.ipc.shards import make_shards
 from kernels.lsu.copy_triton import triton_unavailable
+from smfree.cuda import Device
 from tests.kernels.ipc_kit import SLOTS, filled, opened_group
 
 WRONG: list[tuple[type, dict[str, Any], str]] = [
@@ -57,6 +59,16 @@ def test_more_ctas_than_slots_or_than_are_resident() -> None:
         shards = make_shards(group, group.symmetric(64, "dst"), None, None)
         with pytest.raises(ConfigError, match=r"264 are on 132 SMs with 1024 threads .* \(got 300\)"):
             push.prepare(group.members[0], shards, PushConfig(ctas=300, threads=1024, unroll=1))
+
+
+def test_ranks_that_share_a_gpu_share_its_room() -> None:
+    """Case D24: each alone would fit."""
+    device = Device.open("emu:h100")
+    with device, Group.local([device] * 2, pool_bytes=1 << 16, slots=264, several_per_gpu=True) as group:
+        shards = make_shards(group, group.symmetric(64, "dst"), None, None)
+        with pytest.raises(ConfigError, match=r"264 are on 132 SMs .* \(got 133 of each of 2 ranks on"):
+            push.prepare(group.members[0], shards, PushConfig(ctas=133, threads=1024, unroll=1))
+        push.prepare(group.members[0], shards, PushConfig(ctas=132, threads=1024, unroll=1))
 
 
 def test_a_ring_above_the_shared_memory_of_a_cta() -> None:
