@@ -1,0 +1,252 @@
+"""How collectives are timed: who is held, which rank counts, what several processes tell each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smfree.cuda import Device, LaunchError
+from smfree.measure.collective import Batch, Lineup
+from smfree.measure.devices import DevicePool
+from smfree.measure.errors import MeasureError
+from smfree.measure.instruments import Instruments
+from smfree.measure.nodes import Node, NodeUnavailableError, node_spec
+from smfree.measure.queue import Blocker
+
+# --- fakes: a stream notes what it is told, an event knows its time -----------------------------------------
+
+
+@dataclass
+class FakeEvent:
+    at_us: float
+
+    def elapsed_us(self, since: FakeEvent) -> float:
+        return self.at_us - since.at_us
+
+
+@dataclass
+class FakeStream:
+    """Every collective takes ``takes_us`` on it, from 100 us on."""
+
+    takes_us: float
+    notes: list[str]
+    name: str
+    done: int = 0
+
+    def record(self) -> FakeEvent:
+        self.notes.append(f"mark {self.name}")
+        return FakeEvent(100.0 + self.takes_us * self.done)
+
+    def synchronize(self) -> None:
+        self.notes.append(f"wait {self.name}")
+
+
+@dataclass
+class FakeBlocker:
+    notes: list[str]
+    can_hold: bool = True
+    in_time: bool = True
+
+    def hold(self, *streams: FakeStream) -> bool:
+        self.notes.append("hold " + " ".join(stream.name for stream in streams))
+        return self.can_hold
+
+    def release(self) -> bool:
+        self.notes.append("release")
+        return self.in_time
+
+
+@dataclass
+class FakeRanks:
+    """Ranks whose collectives take so many microseconds each."""
+
+    takes_us: tuple[float, ...]
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.streams = [FakeStream(us, self.notes, f"s{i}") for i, us in enumerate(self.takes_us)]
+        self.members = [SimpleNamespace(rank=i, device=None, stream=s) for i, s in enumerate(self.streams)]
+
+    def launch(self, index: int) -> None:
+        self.notes.append(f"launch {index}")
+        for stream in self.streams:
+            stream.done += 1
+
+    def lineup(self, exchange: Any = None, **changes: Any) -> Lineup:
+        blocker: Any = FakeBlocker(self.notes, **changes)
+        return Lineup(self.members, blocker, exchange=exchange)
+
+
+def test_the_slowest_rank_counts_and_one_collective_of_a_batch() -> None:
+    batch = FakeRanks((3.0, 7.5, 5.0)).lineup().run(lambda _: None, 1)
+    assert batch.ranks_s == (0.0, 0.0, 0.0)
+    ranks = FakeRanks((3.0, 7.5, 5.0))
+    batch = ranks.lineup().run(ranks.launch, 4)
+    assert batch.ranks_s == pytest.approx((3e-6, 7.5e-6, 5e-6))
+    assert batch.seconds == pytest.approx(7.5e-6)
+    assert batch.skew_s == pytest.approx(4.5e-6)
+    assert batch.launches == 4
+
+
+def test_all_ranks_are_held_by_one_call_until_everything_is_queued() -> None:
+    ranks = FakeRanks((1.0, 1.0))
+    assert ranks.lineup().run(ranks.launch, 2).held
+    assert ranks.notes == [
+        "hold s0 s1", "mark s0", "mark s1", "launch 0", "launch 1", "mark s0", "mark s1", "release",
+        "wait s0", "wait s1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{"can_hold": False}, {"in_time": False}])
+def test_a_batch_without_a_blocker_or_released_too_early_says_so(changes: dict[str, bool]) -> None:
+    ranks = FakeRanks((1.0,))
+    assert not ranks.lineup(**changes).run(ranks.launch, 1).held
+
+
+def test_streams_are_let_go_when_a_launch_fails() -> None:
+    ranks = FakeRanks((1.0, 1.0))
+
+    def fails(_: int) -> None:
+        raise RuntimeError("no such kernel")
+
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        ranks.lineup().run(fails, 1)
+    assert ranks.notes[-1] == "release"
+
+
+def test_ranks_of_other_processes_are_told_of_and_waited_for() -> None:
+    """This process has rank 0, a slower one is elsewhere and was not held."""
+    ranks = FakeRanks((2.0,))
+
+    def exchange(data: bytes, what: str) -> list[bytes]:
+        ranks.notes.append(what)
+        return [data, json.dumps([[9e-6], False]).encode() if data else b""]
+
+    batch = ranks.lineup(exchange).run(ranks.launch, 1)
+    assert batch == Batch((pytest.approx(2e-6), 9e-6), 1, False)
+    start, release = ranks.notes.index("start of a sample"), ranks.notes.index("release")
+    assert ranks.notes.index("launch 0") < start < release < ranks.notes.index("times")
+
+
+# --- the blocker on a node ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair() -> list[Device]:
+    return Device.open_all("emu:a100x2")
+
+
+def test_one_word_holds_streams_of_two_gpus_and_lets_them_go_together(pair: list[Device]) -> None:
+    streams = [device.stream() for device in pair]
+    blocker = Blocker(pair[0])
+    assert blocker.hold(*streams)
+    first = [stream.record() for stream in streams]
+    assert not any(event.query() for event in first)
+    assert blocker.release()
+    for stream in streams:
+        stream.synchronize()
+    assert all(event.query() for event in first)
+    assert blocker.hold(*streams), "the word counts on: it holds again"
+    held = streams[1].record()
+    assert not held.query()
+    blocker.release()
+
+
+def test_streams_that_wait_already_are_let_go_when_one_cannot_be_held(pair: list[Device]) -> None:
+    good, blocker = pair[0].stream(), Blocker(pair[0])
+
+    class Refuses:
+        def wait_value(self, ptr: int, value: int) -> None:
+            raise LaunchError("no stream memory operations on this device")
+
+    assert not blocker.hold(good, Refuses())
+    assert blocker.reason == "no stream memory operations on this device"
+    good.synchronize()  # returns: nothing holds it
+    assert not blocker.hold(good), "what was refused once is not tried again"
+
+
+def test_held_streams_are_not_held_twice(pair: list[Device]) -> None:
+    blocker = Blocker(pair[0])
+    assert blocker.hold(pair[0].stream())
+    with pytest.raises(MeasureError, match="already held"):
+        blocker.hold(pair[1].stream())
+    blocker.release()
+
+
+# --- nodes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks", "gpus", "opened"),
+    [
+        ("emu:h100", 4, 0, "emu:h100x4"),
+        ("emu:h100x8:3", 2, 0, "emu:h100x2"),
+        ("emu:a100", 1, 0, "emu:a100x1"),
+        ("cuda:0", 2, 8, "cuda:0,1"),
+        ("cuda:5", 3, 8, "cuda:0,1,2"),
+    ],
+)
+def test_a_node_is_the_first_gpus_of_the_machine(spec: str, ranks: int, gpus: int, opened: str) -> None:
+    assert node_spec(spec, ranks, gpus) == opened
+
+
+def test_too_few_gpus_are_a_reason() -> None:
+    with pytest.raises(NodeUnavailableError, match=r"^4 GPUs are needed, this machine has 2$"):
+        node_spec("cuda:0", 4, 2)
+
+
+def test_a_pool_keeps_nodes_and_gives_up_the_dead_ones() -> None:
+    pool = DevicePool(["emu:a100"])
+    node = pool.node("emu:a100", 2)
+    assert pool.node("emu:a100", 2) is node
+    assert pool.node_of(node.devices[1]) is node
+    assert pool.drop_dead_nodes("emu:a100") == ""
+    assert pool.node("emu:a100", 2) is node
+    node.devices[1].close()
+    assert pool.drop_dead_nodes("emu:a100") != ""
+    fresh = pool.node("emu:a100", 2)
+    assert fresh is not node
+    assert fresh.devices[1].asarray(np.arange(3)).numpy().tolist() == [0, 1, 2]
+    pool.close()
+
+
+def test_a_tally_counts_what_each_gpu_did_since(pair: list[Device]) -> None:
+    node, (here, there) = Node(pair), pair
+    here.enable_peer_access(there)
+    src, dst = here.asarray(np.arange(1024, dtype=np.uint8)), there.empty(1024, np.uint8)
+
+    def copied() -> list[dict[str, int]]:
+        before = node.tally()
+        here.copy(dst, src)
+        here.synchronize()
+        return before.since()
+
+    copied()
+    sender, receiver = copied()
+    assert (sender["nvlink_sent_bytes"], sender["nvlink_received_bytes"]) == (1024, 0)
+    assert (receiver["nvlink_sent_bytes"], receiver["nvlink_received_bytes"]) == (0, 1024)
+    assert (sender["copy_engine_read_bytes"], receiver["copy_engine_write_bytes"]) == (1024, 1024)
+    assert sender["nvlink_sent_wire_bytes"] > 1024
+    assert sender["launches"] == 0
+
+
+def test_filled_caches_make_the_next_reads_miss(pair: list[Device]) -> None:
+    node, instruments = Node(pair), Instruments(pair[0])
+    array = pair[0].asarray(np.zeros(1 << 16, np.uint8))
+
+    def missed(prepare: Callable[[], None]) -> int:
+        prepare()
+        before = node.tally()
+        instruments.read(array)
+        instruments.stream.synchronize()
+        return before.since()[0]["dram_read_bytes"]
+
+    missed(lambda: None)
+    warm = missed(lambda: None)
+    assert missed(node.fill_l2) - warm == array.nbytes // 128 * 4, "a word of every line"
