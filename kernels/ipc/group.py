@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ from kernels.ipc.reach import enable_access, group_path
 from kernels.ipc.signals import SignalLayout
 from kernels.ipc.slabs import Backing, Slabs, make_first
 from kernels.ipc.symmetric import Symmetric
-from kernels.ipc.wait import GRACE_S, wait
+from kernels.ipc.wait import give_up, wait
 from smfree.cuda import Capabilities, Device, DeviceArray
 from smfree.cuda.calls import put_off_clean_up
 from smfree.ranks.rendezvous import Rendezvous
@@ -265,7 +265,8 @@ class Group:
         """Wait for the members' work, close the peers' memory, free the own one, destroy the streams.
 
         Collective; twice is fine. Devices and rendezvous stay open. Raises, after all that, what the wait
-        did. Leaving a ``with`` block by an error tells the peers, waits a few seconds at most, and raises it.
+        did. Leaving a ``with`` block by an error tells the peers, ends the members' work as after a time-out
+        of :meth:`wait`, and raises it.
         """
         self._close(None)
 
@@ -273,11 +274,12 @@ class Group:
         if self._closed:
             return
         failure: Exception | None = None
-        if self.failed is None:
-            if error is not None:
-                self.exchange.fail(f"{type(error).__name__}: {error}")
+        if self.failed is None and error is not None:
+            with suppress(Exception):  # the first error is the one to raise
+                give_up(self, f"{type(error).__name__}: {error}")
+        elif self.failed is None:
             try:
-                wait(self, None if error is None else GRACE_S)
+                wait(self, None)
             except Exception as late:
                 failure = late
         self._closed = True

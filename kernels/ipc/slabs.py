@@ -62,7 +62,7 @@ class Slabs:
     multicast: dict[int, int] = field(default_factory=dict)
     multicast_reason: str | None = None
     open_seconds: float = 0.0
-    undo: list[Callable[[], None]] = field(default_factory=list)
+    undo: list[Callable[[], object]] = field(default_factory=list)
 
     def close(self) -> None:
         """Close the peers' slabs; when no peer has them open any more, free the own ones."""
@@ -162,7 +162,7 @@ def _ipc(slabs: Slabs, seats: Sequence[Seat], exchange: Exchange) -> None:
         return own, pickle.dumps(ipc.export(own))
 
     own, handle = together(exchange, "export of CUDA IPC handles", make)
-    slabs.undo.append(lambda: _parting(exchange))
+    slabs.undo[-1] = lambda: own.free() if _parting(exchange) else own.allocation.leave()
     handles = exchange.gather([handle], "CUDA IPC handles")
 
     def open_all() -> dict[int, DeviceArray]:
@@ -265,7 +265,9 @@ def pass_around(exchange: Exchange, descriptor: int, what: str) -> dict[int, int
     return received
 
 
-def _parting(exchange: Exchange) -> None:
-    """Wait until the peers have closed their views; a peer that is gone has none."""
+def _parting(exchange: Exchange) -> bool:
+    """Wait until the peers have closed their views. False after a failure: some may use them still."""
     with suppress(Exception):
         exchange.barrier("closing of the peers' memory")
+        return True
+    return False

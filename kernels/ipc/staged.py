@@ -119,8 +119,7 @@ def reserve(group: Group, nbytes: int) -> Staging:
         return group.staging
     size = max(SMALLEST_BYTES, 1 << max(0, nbytes - 1).bit_length())
     agree(group.exchange, "host buffer of way 'staged'", f"{size} bytes")
-    for member in group.members:
-        member.stream.synchronize()
+    group.wait()
     group.exchange.barrier("end of the old host buffer")
     if group.staging is not None:
         group.staging.close()

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kernels.ipc.errors import GroupError
 from kernels.ipc.signals import RECORD, Step, behind
-from smfree.cuda import DeviceArray, Stream
+from smfree.cuda import CudaHostError, DeviceArray, Stream
 from smfree.ranks.errors import PeerLost, RankError
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 GRACE_S = 5.0
 """How long the local ranks may take to give up: a kernel looks at its abort word every few microseconds."""
+NEWS_S = 0.5
+"""How much later than a device's failure the news of a peer's death, its cause, may come."""
 
 
 class CollectiveTimeout(RankError):
@@ -63,6 +66,8 @@ class PeerWait:
 
 def wait(group: Group, timeout_s: float | None) -> None:
     """See :meth:`kernels.ipc.group.Group.wait`."""
+    if timeout_s is not None and not timeout_s >= 0:
+        raise GroupError(f"timeout_s is 0 or more seconds (got {timeout_s!r}); None waits for ever")
     streams = [stream for member in group.members for stream in member.streams]
     what = ", ".join(group.calls) or "queued work"
     try:
@@ -70,47 +75,93 @@ def wait(group: Group, timeout_s: float | None) -> None:
             for stream in streams:
                 stream.synchronize()
         elif not _drained(streams, timeout_s, lambda: group.exchange.check(f"group.wait: {what}")):
-            raise _timeout(group, f"{what} did not end within {timeout_s:g} s")
+            raise CollectiveTimeout(f"{what} did not end within {timeout_s:g} s")
         group.exchange.check(f"group.wait: {what}")
-    except PeerLost as error:
-        waits, stuck = _give_up(group)
-        group.failed = PeerLost(f"{error}; {what} was given up: {_shown(waits, stuck)}", error.ranks)
-        raise group.failed from error
     except Exception as error:
-        group.failed = error
-        group.exchange.fail(str(error))
-        raise
+        failure = _failure(group, what, error)
+        if failure is error:
+            raise
+        raise failure from (None if isinstance(error, CollectiveTimeout) else error)
     for stream in streams:
         stream.settled()
     group.calls.clear()
 
 
-def _timeout(group: Group, what: str) -> CollectiveTimeout:
-    waits, stuck = _give_up(group, what)
-    return CollectiveTimeout(
-        f"{what}: {_shown(waits, stuck)}. Look at what the ranks that were waited for are doing: every rank "
-        "makes the same calls in the same order",
-        waits,
-    )
+def give_up(group: Group, reason: str) -> _GivenUp:
+    """Tell the peers that the local ranks have failed, and make these end what they do."""
+    given_up = _GivenUp()
+    able = given_up.each(group.members, lambda member: given_up.streams.extend(_stream_waits(group, member)))
+    group.exchange.fail(reason)
+    able = given_up.each(able, lambda member: _release(group, member))
+    able = given_up.each(able, given_up.drain)
+    given_up.each(able, lambda member: given_up.kernels.extend(_kernel_waits(group, member)))
+    return given_up
 
 
-def _give_up(group: Group, reason: str = "") -> tuple[list[PeerWait], list[int]]:
-    """Make the local ranks end what they do; for whom they waited, and which ranks did not end even so.
+@dataclass
+class _GivenUp:
+    """What the local ranks did when they were made to give up."""
 
-    ``reason`` goes to the peers; empty when they see it themselves.
-    """
-    on_streams = [found for member in group.members for found in _stream_waits(group, member)]
-    if reason:
-        group.exchange.fail(reason)
-    for member in group.members:
-        _release(group, member)
-    stuck = [
-        member.rank
-        for member in group.members
-        if not _drained([member.control_stream, *member.streams], GRACE_S)
-    ]
-    in_kernels = [found for member in group.members for found in _kernel_waits(group, member)]
-    return in_kernels + on_streams, stuck
+    kernels: list[PeerWait] = field(default_factory=list)
+    streams: list[PeerWait] = field(default_factory=list)
+    rest: list[str] = field(default_factory=list)
+    """What else there is to say, of ranks that did not end and of devices that failed."""
+
+    def each(self, members: Iterable[Member], step: Callable[[Member], None]) -> list[Member]:
+        """The members for which ``step`` worked; a device that has failed does nothing any more."""
+        able = []
+        for member in members:
+            try:
+                step(member)
+                able.append(member)
+            except CudaHostError as error:
+                self.rest.append(f"rank {member.rank}'s device has failed: {str(error).splitlines()[0]}")
+        return able
+
+    def drain(self, member: Member) -> None:
+        """Wait until the member's streams are empty."""
+        if not _drained([member.control_stream, *member.streams], GRACE_S):
+            self.rest.append(f"rank {member.rank} did not end {GRACE_S:g} s after it was told to")
+
+    @property
+    def waits(self) -> list[PeerWait]:
+        return self.kernels + self.streams
+
+    def __str__(self) -> str:
+        return "; ".join([*map(str, self.waits), *self.rest]) or "no rank noted a wait"
+
+
+def _failure(group: Group, what: str, error: Exception) -> Exception:
+    """Give up because of ``error``; what the caller is told."""
+    cause = error
+    if isinstance(error, CudaHostError) and not group.in_process:
+        cause = _lost_peer(group, what) or error  # whose death took memory away
+    given_up = give_up(group, str(cause))
+    failure = cause
+    if isinstance(cause, PeerLost):
+        failure = PeerLost(f"{cause}; {what} was given up: {given_up}", cause.ranks)
+    elif isinstance(cause, CollectiveTimeout):
+        failure = CollectiveTimeout(
+            f"{cause}: {given_up}. Look at what the ranks that were waited for are doing: every rank makes "
+            "the same calls in the same order",
+            given_up.waits,
+        )
+    group.failed = failure
+    return failure
+
+
+def _lost_peer(group: Group, what: str) -> PeerLost | None:
+    """The peer that is gone, if one is: news of it may come a moment later than what its end does."""
+    deadline = time.monotonic() + NEWS_S
+    try:
+        while time.monotonic() < deadline:
+            group.exchange.check(f"group.wait: {what}")
+            time.sleep(0.01)
+    except PeerLost as lost:
+        return lost
+    except RankError:
+        pass
+    return None
 
 
 def _drained(
@@ -183,9 +234,3 @@ def _kernel_waits(group: Group, member: Member) -> Iterable[PeerWait]:
             yield PeerWait(
                 member.rank, peer, name, tuple(map(int, slots)), int(first["wanted"]), int(first["seen"])
             )
-
-
-def _shown(waits: Iterable[PeerWait], stuck: Iterable[int]) -> str:
-    lines = [str(found) for found in waits] or ["no rank noted a wait"]
-    lines += [f"rank {rank} did not end {GRACE_S:g} s after it was told to" for rank in stuck]
-    return "; ".join(lines)

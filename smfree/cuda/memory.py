@@ -75,6 +75,10 @@ class Allocation:
         self._free()
         self.owner = None
 
+    def leave(self) -> None:
+        """Never free it: other processes may use it still. It goes with the context."""
+        self._free.detach()
+
 
 def _free_device(calls: Calls, ptr: int) -> None:
     calls.quiet("cuMemFree", ptr)
