@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernels.ipc.allgather import allgather, prepare
+from kernels.ipc.group import Group
 from smfree.cuda import Device, LaunchError
 from smfree.measure.collective import Batch, Lineup
 from smfree.measure.devices import DevicePool
@@ -18,6 +20,7 @@ from smfree.measure.errors import MeasureError
 from smfree.measure.instruments import Instruments
 from smfree.measure.nodes import Node, NodeUnavailableError, node_spec
 from smfree.measure.queue import Blocker
+from smfree.ranks import RankContext, spawn
 
 # --- fakes: a stream notes what it is told, an event knows its time -----------------------------------------
 
@@ -250,3 +253,30 @@ def test_filled_caches_make_the_next_reads_miss(pair: list[Device]) -> None:
     missed(lambda: None)
     warm = missed(lambda: None)
     assert missed(node.fill_l2) - warm == array.nbytes // 128 * 4, "a word of every line"
+
+
+# --- ranks of several processes -----------------------------------------------------------------------------
+
+
+def timed_rank(context: RankContext) -> tuple[Batch, Batch]:
+    """In a process of its own: two batches of gathers that are timed together with the other ranks."""
+    group = Group.join(context.device, context.rendezvous, pool_bytes=1 << 16)
+    with group, group.symmetric(8192, "timed") as dst:
+        (member,) = group.members
+        dst.array(member.rank).fill(member.rank, stream=member.stream)
+        prepare(group, dst, way="sm.push")
+        lineup = Lineup(
+            group.members,
+            Blocker(context.device),
+            wait=lambda: group.wait(30.0),
+            exchange=context.rendezvous.all_gather,
+        )
+        return tuple(lineup.run(lambda _: allgather(group, dst, way="sm.push"), count) for count in (1, 3))
+
+
+def test_ranks_of_processes_time_themselves_and_agree_on_the_slowest() -> None:
+    told = spawn(timed_rank, 2, device="emu:a100x2", timeout_s=60.0)
+    assert told[0] == told[1], "every process knows the times of all"
+    for batch, launches in zip(told[0], (1, 3), strict=True):
+        assert (batch.launches, batch.held, len(batch.ranks_s)) == (launches, True, 2)
+        assert 1e-6 < min(batch.ranks_s) <= batch.seconds < 1e-3
