@@ -7,16 +7,12 @@ the emulated A100 and H100, and the real GPU 0 where there is one. The bodies ca
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator
 
 import pytest
 
-from smfree.cuda import CudaHostError, Device
-from smfree.cuda.choose import real_devices
-from smfree.measure.devices import alive
-from smfree.measure.options import device_specs
+from smfree.cuda import Device
+from tests.nodes import parametrize
 
 EMULATED = {"device": ["emu:a100", "emu:h100"], "tma_device": ["emu:h100", "emu:b200"]}
 
@@ -27,34 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, emulated in EMULATED.items():
-        if name in metafunc.fixturenames:
-            specs = device_specs(metafunc.config)
-            if specs == ["auto"]:
-                specs = emulated + (["cuda:0"] if real_devices()[1] else [])
-            metafunc.parametrize(name, specs, indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def gpu_lives(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A fault on a real GPU stays until the process ends, and would fail every test after it: so the process
-    ends. Under xdist (-n) another worker takes over and the session goes on."""
-    yield
-    name = request.node.nodeid
-    for spec in set(re.findall(r"cuda:\d+", name)):
-        reason = broken(spec)
-        if reason and "PYTEST_XDIST_WORKER" in os.environ:
-            os._exit(3)  # xdist reports the test as one that crashed its worker
-        if reason:
-            pytest.exit(f"{spec} is unusable after {name}: {reason}", returncode=3)
-
-
-def broken(spec: str) -> str:
-    """What a device answers whose context has failed; empty when it works."""
-    try:
-        with Device.open(spec) as opened:
-            return alive(opened)
-    except CudaHostError as error:
-        return str(error)
+        parametrize(metafunc, name, emulated, "cuda:0")
 
 
 @pytest.fixture

@@ -1,0 +1,67 @@
+"""``node``: a test that takes it runs on each machine of tests/nodes.py, by default on emulated H100s, and on
+all real GPUs where there are any. Schedules, reports and counters are the emulator's: tests of those do not
+take it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from smfree.cuda import CudaHostError, Device
+from smfree.measure.devices import alive
+from tests.nodes import is_emulated, parametrize
+
+FIXTURES = ("node", "device", "tma_device")
+"""Those whose parameter names devices; a ``row`` of tests/kernels/pairwise.py may do so too."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "on_device: runs on the devices that --device names")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    parametrize(metafunc, "node", ["emu:h100"], "cuda")
+
+
+@pytest.fixture
+def node(request: pytest.FixtureRequest) -> str:
+    """The name of a machine."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(autouse=True)
+def gpu_lives(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A fault on a real GPU stays until the process ends, and would fail every test after it: so the process
+    ends. Under xdist (-n) another worker takes over and the session goes on."""
+    yield
+    for spec in specs_of(request.node):
+        reason = "" if is_emulated(spec) else broken(spec)
+        if reason and "PYTEST_XDIST_WORKER" in os.environ:
+            os._exit(3)  # xdist reports the test as one that crashed its worker
+        if reason:
+            pytest.exit(f"{spec} is unusable after {request.node.nodeid}: {reason}", returncode=3)
+
+
+def specs_of(item: pytest.Item) -> set[str]:
+    """The devices that a test has run on."""
+    callspec = getattr(item, "callspec", None)
+    params = dict(callspec.params) if callspec else {}
+    row = params.get("row")
+    found = [params.get(name) for name in FIXTURES] + [row.get("spec") if isinstance(row, dict) else None]
+    return {spec for spec in found if spec}
+
+
+def broken(spec: str) -> str:
+    """What the devices answer when a context has failed; empty when all work."""
+    devices: list[Device] = []
+    try:
+        devices = Device.open_all(spec)
+        return next((reason for reason in map(alive, devices) if reason), "")
+    except CudaHostError as error:
+        return str(error)
+    finally:
+        for device in devices:
+            device.close()
