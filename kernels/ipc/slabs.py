@@ -25,6 +25,8 @@ from smfree.cuda import CudaHostError, Device, DeviceArray, ipc
 from smfree.cuda.multicast import multicast_unavailable
 from smfree.cuda.vmm import PhysicalMemory, vmm_unavailable
 
+PAGE_BYTES = 1 << 21
+
 
 class Backing(StrEnum):
     """How the peers reach a slab."""
@@ -152,8 +154,13 @@ def _peer(slabs: Slabs, seats: Sequence[Seat], exchange: Exchange) -> None:
 
 
 def _ipc(slabs: Slabs, seats: Sequence[Seat], exchange: Exchange) -> None:
-    """An allocation in each process, whose handle every peer opens once."""
+    """An allocation in each process, whose handle every peer opens once.
+
+    Whole pages of 2 MiB: smaller ones share a page, and with it an opened handle, with other allocations
+    (CUDA programming guide, interprocess communication).
+    """
     (seat,) = seats
+    slabs.nbytes = -(-slabs.nbytes // PAGE_BYTES) * PAGE_BYTES
     slabs.multicast_reason = f"the slabs are plain allocations ({slabs.reason})"
 
     def make() -> tuple[DeviceArray, bytes]:

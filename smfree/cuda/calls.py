@@ -19,6 +19,7 @@ from smfree.cuda.errors import (
     DeviceLostError,
     DriverError,
     KernelFaultError,
+    UnavailableError,
 )
 
 _FAULTS = frozenset(
@@ -115,6 +116,13 @@ class Calls:
             if self.context is not None:
                 self.driver.cuCtxSetCurrent(self.context)
             returned = getattr(self.driver, api)(*args)
+        except RuntimeError as error:
+            if "not found" in str(error) and api in str(error):  # what the binding says then
+                raise UnavailableError(
+                    f"{api}: the driver of {self.spec} is older than the binding and has no such function "
+                    f"({error}); update the driver, or install cuda-bindings of its version"
+                ) from error
+            raise
         finally:
             self._depth -= 1
         self._catch_up()

@@ -301,7 +301,7 @@ class Device:
         UnavailableError where the machine has no such node.
         """
         dims = as_shape(shape)
-        flags = 0x02 if mapped else 0  # CU_MEMHOSTALLOC_DEVICEMAP
+        flags = 0x3 if mapped else 0x1  # CU_MEMHOSTALLOC_PORTABLE: also for other GPUs; _DEVICEMAP
         if numa_node is None:
             array = pinned_array(self.calls, self._context, dims, dtype, flags)
         else:

@@ -126,7 +126,9 @@ class Kernel:
             driver.describe_function(
                 self.handle, registers=max(facts.registers, 1), local_bytes=facts.local_bytes
             )
-        elif hasattr(driver, "cuFuncLoad"):  # lazy loading would otherwise fall into the first timed launch
+        elif hasattr(driver, "cuFuncLoad") and module.device.driver_version >= (12, 4):
+            # Lazy loading would otherwise fall into the first launch, where it costs time and may wait for a
+            # kernel that waits for this one. Older drivers load it with cuModuleGetFunction.
             module.device.calls("cuFuncLoad", self.handle, name=facts.name)
 
     @property

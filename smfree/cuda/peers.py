@@ -159,10 +159,11 @@ def copy_batch(device: Device, pairs: Iterable[tuple[Memory, Memory]], stream: S
 
 def takes_batches(device: Device, stream: Stream) -> bool:
     """From CUDA 12.8 on, not on the legacy default stream (CUDA driver API, cuMemcpyBatchAsync) and not while
-    the stream is being captured."""
+    the stream is being captured. A binding of CUDA 13 calls another entry point, which drivers have from
+    CUDA 13 on."""
     if int(stream.handle) == 0 or not hasattr(device.driver, "cuMemcpyBatchAsync"):
         return False
-    if device.driver_version < (12, 8):
+    if device.driver_version < ((13, 0) if device.driver.CUDA_VERSION >= 13000 else (12, 8)):
         return False
     idle = int(device.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
     return not hasattr(device.driver, "cuStreamIsCapturing") or (

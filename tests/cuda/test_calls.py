@@ -17,6 +17,7 @@ from smfree.cuda import (
     KernelFaultError,
     ModuleLoadError,
     TensorMapError,
+    UnavailableError,
 )
 from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.sources import COPY, source
@@ -114,6 +115,23 @@ def test_real_device_gets_the_cubin_and_loads_it_before_the_first_launch(
     ((data,),) = fake.calls("cuModuleLoadData")
     assert data[:4] == b"\x7fELF"
     assert len(fake.calls("cuFuncLoad")) == 1
+
+
+def test_a_driver_older_than_cuFuncLoad_is_not_asked_for_it(device: Device, fake: FakeDriver) -> None:
+    fake.version = 12020
+    device.compile(source(COPY)).kernel("copy_words")
+    assert fake.calls("cuModuleGetFunction") and not fake.calls("cuFuncLoad")
+
+
+def test_a_function_that_the_driver_lacks_is_named_as_unavailable(
+    device: Device, fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*args: object) -> None:
+        raise RuntimeError('Function "cuMulticastCreate_v2" not found')
+
+    monkeypatch.setattr(fake, "cuMulticastCreate", missing, raising=False)
+    with pytest.raises(UnavailableError, match=r"cuMulticastCreate: the driver of cuda:0 is older .* update"):
+        device.calls("cuMulticastCreate", None)
 
 
 def test_closed_device_refuses_calls_by_name(fake: FakeDriver) -> None:

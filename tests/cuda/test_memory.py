@@ -133,7 +133,7 @@ def test_a_copy_from_the_host_has_arrived_when_it_returns(device: Device, fake: 
 def test_mapped_memory_has_a_device_address(device: Device, fake: FakeDriver) -> None:
     mapped = device.pinned(8, np.uint32, mapped=True)
     assert mapped.device_ptr == mapped.ptr + 2**40 and mapped.mapped
-    assert fake.calls("cuMemHostAlloc")[0] == (32, 2)
+    assert fake.calls("cuMemHostAlloc")[0] == (32, 1 | 2)
     plain = device.pinned(8, np.uint32)
     with pytest.raises(ArrayError, match=r"not mapped.*mapped=True"):
         _ = plain.device_ptr

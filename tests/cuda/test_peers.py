@@ -186,13 +186,20 @@ def test_a_batch_is_one_call_where_the_driver_has_it(fake: FakeDriver, gpus: lis
     assert attributes[0].srcAccessOrder == order
 
 
-@pytest.mark.parametrize("why", ["old driver", "default stream", "capture", "nothing to copy"])
-def test_a_batch_is_told_to_go_one_by_one(why: str, fake: FakeDriver, gpus: list[Device]) -> None:
+@pytest.mark.parametrize(
+    "why", ["old driver", "driver of CUDA 12, binding of 13", "default stream", "capture", "nothing to copy"]
+)
+def test_a_batch_is_told_to_go_one_by_one(
+    why: str, fake: FakeDriver, gpus: list[Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if why == "nothing to copy":
         assert gpus[0].copy_batch([], stream=gpus[0].stream()) is CopyWay.ONE_BY_ONE
         return
     if why == "old driver":
         fake.version = 12070
+    if why.startswith("driver of CUDA 12"):
+        monkeypatch.setattr(fake, "CUDA_VERSION", 13000, raising=False)
+        fake.version = 12090
     if why == "capture":
         fake.capturing = cuda.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
     assert batch(gpus, on_default=why == "default stream") is CopyWay.ONE_BY_ONE
