@@ -136,7 +136,7 @@ def _failure(group: Group, what: str, error: Exception) -> Exception:
     cause = error
     if isinstance(error, CudaHostError) and not group.in_process:
         cause = _lost_peer(group, what) or error  # whose death took memory away
-    given_up = give_up(group, str(cause))
+    given_up = give_up(group, f"{type(cause).__name__}: {cause}")
     failure = cause
     if isinstance(cause, PeerLost):
         failure = PeerLost(f"{cause}; {what} was given up: {given_up}", cause.ranks)
