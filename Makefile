@@ -1,7 +1,7 @@
 # make bench   install what is needed into .venv and run the main job
 # make test    install what is needed into .venv and run all tests
 # make test-full   the same, with every combination of the kernels' axes instead of every pair
-# make docs    draw the timelines of docs/img again, from emulated runs
+# make docs    draw the timelines of docs/img and write docs/published.md again, from emulated runs
 # make help    the rest
 #
 # CUDA=12 or CUDA=13 picks the CUDA stack (default: 13, or 12 where the installed driver is older than CUDA 13).
@@ -31,6 +31,7 @@ bench: install
 
 docs: install
 	$(BIN)/python scripts/draw_timelines.py $(ARGS)
+	$(BIN)/python scripts/published.py
 
 test: install
 	$(BIN)/python -m pytest tests/ -n 2 --dist worksteal -q $(ARGS)
