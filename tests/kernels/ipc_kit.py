@@ -1,4 +1,4 @@
-"""Groups of ranks on an emulated node, and what an AllGather has to give."""
+"""Groups of ranks with small pools, and what an AllGather has to give."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from kernels.ipc.group import Group
 from kernels.ipc.multicast import MulticastConfig
 from kernels.ipc.pull import PullConfig
 from kernels.ipc.push import PushConfig
-from smfree.cuda import Device, DeviceArray
+from smfree.cuda import DeviceArray
+from tests.kernels.group_kit import EMULATED, local_group
 
 SLOTS = 8
 CONFIGS: dict[str, Any] = {
@@ -32,13 +33,13 @@ def opened_group(
     schedule: str = "timed",
     seed: int = 0,
     *,
-    profile: str = "h100",
+    node: str = EMULATED,
     pool_bytes: int = 1 << 18,
     slots: int = SLOTS,
 ) -> Iterator[Group]:
-    """One rank per device of an emulated node, all in this process."""
-    devices = Device.open_all(f"emu:{profile}x{num_ranks}", schedule=schedule, seed=seed)
-    with Group.local(devices, pool_bytes=pool_bytes, slots=slots) as group:
+    """``local_group`` with few slots."""
+    options = {"pool_bytes": pool_bytes, "slots": slots}
+    with local_group(num_ranks, node, schedule=schedule, seed=seed, **options) as group:
         yield group
 
 

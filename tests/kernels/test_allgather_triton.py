@@ -18,12 +18,12 @@ pytestmark = pytest.mark.skipif(triton_unavailable() is not None, reason=str(tri
 
 @pytest.mark.parametrize("schedule", ["timed", "async-latest", "random"])
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_every_rank_has_every_shard(num_ranks: int, schedule: str) -> None:
+def test_every_rank_has_every_shard(num_ranks: int, schedule: str, node: str) -> None:
     from kernels.ipc import push_triton
 
     counts = [64 * n for n in (20, 0, 3)][:num_ranks]
     config = push_triton.TritonPushConfig(ctas=2, threads=64, tile_bytes=512)
-    with opened_group(num_ranks, schedule, 1) as group:
+    with opened_group(num_ranks, schedule, 1, node=node) as group:
         set_epochs(group, -1)
         dst = group.symmetric(sum(counts), "dst")
         src = [filled(group, rank, shard_bytes(rank, count)) for rank, count in enumerate(counts)]

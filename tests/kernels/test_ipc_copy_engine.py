@@ -343,7 +343,7 @@ def test_every_way_says_whether_it_is_open() -> None:
         assert throughput_config(group, "ce", 1) == CopyEngineConfig()
         assert throughput_config(group, "staged", 1) is None
         assert isinstance(throughput_config(group, "sm.push", 1), PushConfig)
-    with local_group(2, "a100") as group:
+    with local_group(2, "emu:a100") as group:
         reasons = ways(group)
         assert [way for way in WAYS if reasons[way] is None] == ["ce", "sm.pull", "sm.push", "staged"]
         assert "needs the TMA" in str(reasons["tma.push"])

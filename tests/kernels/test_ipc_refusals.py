@@ -79,7 +79,7 @@ def test_a_ring_above_the_shared_memory_of_a_cta() -> None:
 
 
 def test_gpus_without_a_tma_or_multicast_say_so() -> None:
-    with opened_group(2, profile="a100") as group:
+    with opened_group(2, node="emu:a100") as group:
         assert "needs the TMA" in str(unavailable(group))
         dst = group.symmetric(64, "dst")
         for way in ("tma.push", "tma.pull", "multicast"):

@@ -39,9 +39,9 @@ def test_the_structs_of_signals_cuh_lie_as_signals_py_says(world_size: int, slot
 
 
 @pytest.mark.parametrize("epoch", [0, 41, WRAP - 1, WRAP // 2 - 1])
-def test_a_rank_whose_peers_have_signalled_writes_their_words_and_goes_on(epoch: int) -> None:
+def test_a_rank_whose_peers_have_signalled_writes_their_words_and_goes_on(epoch: int, node: str) -> None:
     """Alone, also across the wrap of the word and of its sign; its own word stays as it is."""
-    with opened_group(3) as group:
+    with opened_group(3, node=node) as group:
         set_epochs(group, epoch)
         for peer in (0, 2):
             signal_as(group, peer, 1, epoch + 1)
@@ -55,8 +55,8 @@ def test_a_rank_whose_peers_have_signalled_writes_their_words_and_goes_on(epoch:
         assert epochs(group, 0) == 8 * [epoch % WRAP]
 
 
-def test_a_peer_may_be_one_barrier_ahead() -> None:
-    with opened_group(2) as group:
+def test_a_peer_may_be_one_barrier_ahead(node: str) -> None:
+    with opened_group(2, node=node) as group:
         signal_as(group, 0, 1, 2)
         barrier_of(group, 1)
         group.member(1).stream.synchronize()
@@ -64,8 +64,8 @@ def test_a_peer_may_be_one_barrier_ahead() -> None:
 
 
 @pytest.mark.parametrize("epoch", [0, WRAP - 1])
-def test_an_aborted_wait_leaves_a_record_per_missing_peer_and_keeps_the_epoch(epoch: int) -> None:
-    with opened_group(4) as group:
+def test_an_aborted_wait_leaves_a_record_per_missing_peer_and_keeps_the_epoch(epoch: int, node: str) -> None:
+    with opened_group(4, node=node) as group:
         set_epochs(group, epoch)
         signal_as(group, 3, 1, epoch + 1)
         control_words(group, 1, 0, 1).copy_from(np.array([1], np.uint32), stream=group.member(1).stream)
@@ -76,8 +76,8 @@ def test_an_aborted_wait_leaves_a_record_per_missing_peer_and_keeps_the_epoch(ep
         assert epochs(group, 1)[0] == epoch % WRAP
 
 
-def test_an_abort_does_not_end_a_wait_that_is_over() -> None:
-    with opened_group(2) as group:
+def test_an_abort_does_not_end_a_wait_that_is_over(node: str) -> None:
+    with opened_group(2, node=node) as group:
         signal_as(group, 1, 0, 1)
         control_words(group, 0, 0, 1).copy_from(np.array([1], np.uint32), stream=group.member(0).stream)
         barrier_of(group, 0)
@@ -87,8 +87,8 @@ def test_an_abort_does_not_end_a_wait_that_is_over() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])
-def test_barriers_in_a_row_take_every_rank_on_by_one_each(num_ranks: int) -> None:
-    with opened_group(num_ranks) as group:
+def test_barriers_in_a_row_take_every_rank_on_by_one_each(num_ranks: int, node: str) -> None:
+    with opened_group(num_ranks, node=node) as group:
         set_epochs(group, WRAP - 2)
         for _ in range(3):
             stream_barrier(group)

@@ -44,7 +44,7 @@ def test_without_a_choice_a_process_takes_what_multicasts() -> None:
     with local_group(2) as group:
         assert group.pool.backing == "virtual memory management: the first choice"
         assert group.multicast_reason is None
-    with local_group(2, "a100") as group:
+    with local_group(2, "emu:a100") as group:
         assert group.pool.backing.startswith("peer access in one process: ")
         assert "has no multicast" in str(group.multicast_reason)
 
