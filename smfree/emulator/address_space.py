@@ -169,6 +169,13 @@ class AddressSpace:
             return Located(host, address, None)
         return None
 
+    def _pooled(self, found: Located) -> bool:
+        """Whether located device memory is of cuMemAllocAsync: peers get access to a pool, not to a context
+        (CUDA programming guide, "Device Accessibility for Multi-GPU Support")."""
+        assert found.device is not None
+        home = found.device.memory.allocation_of(found.address)
+        return home is not None and self.process.contexts[found.device.ordinal].pooled(home.start)
+
     def reach(
         self, address: int, nbytes: int, what: str, by: Context, index: int | None = None
     ) -> Located | None:
@@ -187,6 +194,14 @@ class AddressSpace:
                     if found.mapping is not None and found.mapping.kind is MappingKind.IPC
                     else "give it access with cuMemSetAccess",
                 )  # fmt: skip
+        elif found.device is not by.device and self._pooled(found):
+            raise fault(
+                "memory.no_access",
+                index,
+                f"{what}: device {mine} uses {shown(address)}, stream-ordered memory of device {owner} "
+                f"({found.device.memory.allocation_of(found.address)}): peer access does not extend to it",
+                "allocate it with cuMemAlloc or cuMemCreate (cuMemPoolSetAccess is not emulated)",
+            )
         elif found.device is not by.device and owner not in by.peers:
             raise fault(
                 "memory.peer_access",

@@ -89,6 +89,10 @@ class Context:
         self.allocations[address] = kind
         return address
 
+    def pooled(self, address: int) -> bool:
+        """Whether the allocation there is stream-ordered."""
+        return self.allocations.get(address) is AllocationKind.STREAM_ORDERED
+
     def free(self, address: int) -> None:
         """Give memory back; what others have open stays until they close it. Raises MemoryFault."""
         export = self.exports.pop(address, None)

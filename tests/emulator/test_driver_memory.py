@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 from cuda.bindings import driver as cuda
@@ -176,6 +178,14 @@ def test_async_copy_to_pageable_memory_blocks() -> None:
     out = np.zeros(1, np.uint32)
     ok(driver.cuMemcpyDtoHAsync(out, pointer, 4, stream))
     assert out[0] == 5
+
+
+def test_async_copy_inside_of_the_host_blocks() -> None:
+    driver = open_driver()
+    one, other = (ok(driver.cuMemHostAlloc(64, 0)) for _ in range(2))
+    ctypes.memset(one, 5, 64)
+    ok(driver.cuMemcpyAsync(other, one, 64, ok(driver.cuStreamCreate(1))))
+    assert ctypes.string_at(other, 64) == bytes([5]) * 64
 
 
 def test_pageable_copies_cost_more_than_pinned_ones() -> None:

@@ -131,6 +131,21 @@ def test_kernel_reaches_a_peer_only_with_access() -> None:
     assert int(found.memory.load(as_addresses(np.array([found.address])), 4)[0, 0]) == 1
 
 
+def test_peer_access_does_not_extend_to_stream_ordered_memory() -> None:
+    driver, _, second = pair()
+    ok(driver.cuCtxEnablePeerAccess(second, 0))
+    ok(driver.cuCtxSetCurrent(second))
+    pooled, plain = ok(driver.cuMemAllocAsync(64, 0)), ok(driver.cuMemAlloc(64))
+    user, space = driver.process.contexts[0], driver.process.space
+    with pytest.raises(MemoryFault) as caught:
+        space.reach(int(pooled), 4, "load", user)
+    assert caught.value.rule == "memory.no_access"
+    for words in ("device 0", "stream-ordered memory of device 1", "cuMemAlloc or cuMemCreate"):
+        assert words in str(caught.value)
+    assert space.reach(int(plain), 4, "load", user) is not None
+    assert space.reach(int(pooled), 4, "load", driver.process.contexts[1]) is not None
+
+
 # --- copies
 
 
@@ -174,7 +189,8 @@ def test_copy_past_the_end_on_the_other_device_is_refused() -> None:
     refused(driver, result, "INVALID_VALUE", "4 bytes past the end", "global memory of device 1")
 
 
-def test_synchronous_peer_copy_is_ordered_with_both_devices() -> None:
+@pytest.mark.parametrize("call", ["cuMemcpyPeer", "cuMemcpyDtoD", "cuMemcpyAsync"])
+def test_copy_between_devices_in_the_default_stream_is_ordered_with_both(call: str) -> None:
     """Behind the writer in a non-blocking stream of the source, before a reader in one of the destination."""
     driver, first, second = pair()
     src = array_of(driver, WORDS)
@@ -185,7 +201,10 @@ def test_synchronous_peer_copy_is_ordered_with_both_devices() -> None:
     flag = ok(driver.cuMemHostAlloc(4, 0))
     ok(driver.cuStreamWaitValue32(writer, flag, 1, 0))
     ok(driver.cuMemsetD32Async(src, 7, len(WORDS), writer))
-    ok(driver.cuMemcpyPeer(dst, second, src, first, WORDS.nbytes))
+    if call == "cuMemcpyPeer":
+        ok(driver.cuMemcpyPeer(dst, second, src, first, WORDS.nbytes))
+    else:
+        ok(getattr(driver, call)(int(dst), int(src), WORDS.nbytes, *((0,) if "Async" in call else ())))
     ok(driver.cuMemcpyDtoHAsync(out, dst, WORDS.nbytes, reader))
     assert driver.cuStreamQuery(reader)[0] == cuda.CUresult.CUDA_ERROR_NOT_READY
     driver.node.host.store(as_addresses(np.array([flag])), np.array([[1]], np.uint32))

@@ -1,12 +1,13 @@
 """cuMemcpy* and cuMemset*: what moves, on which unit, and for how long (modelled).
 
 A copy from pageable memory reads its source when it is called, one from page-locked memory when it runs. A
-copy to pageable memory blocks the host. Copies pass through L2, as the copy engines' do.
+copy to pageable memory, or inside of the host, blocks the host ("API synchronization behavior"). Copies pass
+through L2, as the copy engines' do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from smfree.emulator.driver.errors import invalid
 from smfree.emulator.driver.memory import MemoryCalls, Place, address_of, host_bytes
 from smfree.emulator.links import HOST
 from smfree.emulator.node import DeviceState
+from smfree.emulator.process import Context
 from smfree.emulator.profile import LINE_BYTES
 from smfree.emulator.streams import Stream, Unit
 from smfree.emulator.transfers import Transfer, piece_ends
@@ -83,6 +85,32 @@ class CopyCalls(MemoryCalls):
             raise invalid(f"ByteCount must not be negative, got {nbytes}")
         if nbytes == 0:
             return
+        if (
+            stream.legacy
+            and dst.device is not src.device
+            and dst.device is not None
+            and src.device is not None
+        ):
+            contexts = {self.process.contexts[each.ordinal] for each in (dst.device, src.device)}
+            self._copy_between(contexts, dst, src, nbytes, stream)
+        else:
+            self._submit_copy(dst, src, nbytes, stream, block=block)
+
+    def _copy_between(
+        self, contexts: Iterable[Context], dst: Place, src: Place, nbytes: int, stream: Stream
+    ) -> None:
+        """In the legacy default stream, a copy between two devices comes after everything queued on both and
+        before everything queued later (CUDA programming guide, "Peer-to-Peer Memory Copy")."""
+        streams = [each for context in contexts for each in self.node.timeline.streams_of(context)]
+        before = tuple(each.last for each in streams if each.last is not None)
+        self._submit(stream, "wait of a copy between devices for both", after=before)
+        self._submit_copy(dst, src, nbytes, stream, block=False)
+        assert stream.last is not None
+        for other in streams:
+            if other is not stream and not other.destroyed:
+                self._submit(other, "wait for a copy between devices", after=(stream.last,))
+
+    def _submit_copy(self, dst: Place, src: Place, nbytes: int, stream: Stream, *, block: bool) -> None:
         device = stream.context.device
         staged = src.device is None and not src.pinned and stream.capture is None
         data = host_bytes(src.address, nbytes).copy() if staged else None
@@ -116,7 +144,8 @@ class CopyCalls(MemoryCalls):
             unit=unit,
             host_cost_s=cost_s,
         )
-        if block or (dst.device is None and not dst.pinned):
+        within_host = dst.device is None and src.device is None
+        if block or within_host or (dst.device is None and not dst.pinned):
             self._finish(operation)
 
     def _pace(self, device: DeviceState, dst: Place, src: Place) -> Callable[[int, float], float]:

@@ -99,17 +99,9 @@ class PeerCalls(CopyCalls):
         self, dstDevice: Any, dstContext: Any, srcDevice: Any, srcContext: Any, ByteCount: int
     ) -> None:
         """Ordered with everything in both contexts: behind what is queued, before what follows."""
-        stream = self._stream(0)
         dst, src = self._pair(dstDevice, dstContext, srcDevice, srcContext, ByteCount)
         contexts = {self._context_of(dstContext), self._context_of(srcContext)}
-        streams = [each for context in contexts for each in self.node.timeline.streams_of(context)]
-        before = tuple(each.last for each in streams if each.last is not None)
-        self._submit(stream, "wait of cuMemcpyPeer for both devices", after=before)
-        self._copy(dst, src, int(ByteCount), stream, block=False)
-        assert stream.last is not None
-        for other in streams:
-            if other is not stream and not other.destroyed:
-                self._submit(other, "wait for cuMemcpyPeer", after=(stream.last,))
+        self._copy_between(contexts, dst, src, int(ByteCount), self._stream(0))
 
     @entry(0)
     def cuMemcpyPeerAsync(
