@@ -17,7 +17,12 @@ FIXTURES = ("node", "device", "tma_device")
 """Those whose parameter names devices; a ``row`` of tests/kernels/pairwise.py may do so too."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    # Ranks that share a GPU have many streams. Streams that share a work queue of it wait for each other, so
+    # a rank that is to end a wait could stand behind it. 32 is the most there are (CUDA C++ Programming
+    # Guide, environment variables); the driver reads it before the first context.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     config.addinivalue_line("markers", "on_device: runs on the devices that --device names")
 
 

@@ -78,14 +78,14 @@ def check_gather(
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["out", "in"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_every_rank_has_all_shards(mode: Any, world_size: int, in_place: bool) -> None:
-    with local_group(world_size) as group:
+def test_every_rank_has_all_shards(mode: Any, world_size: int, in_place: bool, node: str) -> None:
+    with local_group(world_size, node=node) as group:
         check_gather(group, mode, [4096] * world_size, in_place=in_place)
         check_gather(group, mode, [3] * world_size, in_place=in_place, seed=10)
 
 
-def test_eight_ranks(mode: Any) -> None:
-    with local_group(8) as group:
+def test_eight_ranks(mode: Any, node: str) -> None:
+    with local_group(8, node=node) as group:
         check_gather(group, mode, [1000, 0, 1, 300, 16, 17, 2000, 5], in_place=False)
 
 
@@ -94,8 +94,8 @@ def test_eight_ranks(mode: Any) -> None:
     [(0, 1, 4099), (5000, 0, 0), (0, 0, 0), (16, 4096, 15)],
     ids=lambda value: "-".join(map(str, value)),
 )
-def test_ragged_shards_and_empty_ones(mode: Any, counts: tuple[int, ...]) -> None:
-    with local_group(3) as group:
+def test_ragged_shards_and_empty_ones(mode: Any, counts: tuple[int, ...], node: str) -> None:
+    with local_group(3, node=node) as group:
         for in_place in (False, True):
             check_gather(group, mode, counts, in_place=in_place)
 
@@ -110,19 +110,19 @@ def test_under_other_schedules(mode: Any, schedule: str) -> None:
 
 
 @pytest.mark.parametrize("backing", [Backing.PEER, Backing.VMM])
-def test_over_every_backing(mode: Any, backing: Backing) -> None:
-    with local_group(2, backing=backing) as group:
+def test_over_every_backing(mode: Any, backing: Backing, node: str) -> None:
+    with local_group(2, backing=backing, node=node) as group:
         check_gather(group, mode, (1000, 24), in_place=False)
 
 
 @pytest.mark.parametrize("schedule", ["timed", "async-latest", "random"])
-def test_calls_follow_each_other_without_a_wait(mode: Any, schedule: str) -> None:
+def test_calls_follow_each_other_without_a_wait(mode: Any, schedule: str, node: str) -> None:
     """Six calls into one dst, each with other shards; every rank keeps what it got in its own stream, and
     the host waits once. A fast rank must not overwrite what a slow one has not kept, nor the host buffer."""
     way, config = mode
     counts, calls = (300, 5, 1000), 6
     for seed in range(2 if schedule == "random" else 1):
-        with local_group(3, schedule=schedule, seed=seed) as group:
+        with local_group(3, schedule=schedule, seed=seed, node=node) as group:
             dst = group.symmetric(sum(counts), "dst")
             shards = [
                 [random_bytes(n, 10 * call + rank) for rank, n in enumerate(counts)] for call in range(calls)
@@ -141,10 +141,10 @@ def test_calls_follow_each_other_without_a_wait(mode: Any, schedule: str) -> Non
                     assert (row == np.concatenate(shards[call])).all(), (rank, call)
 
 
-def test_a_late_rank_holds_the_others_and_keeps_its_dst(mode: Any) -> None:
+def test_a_late_rank_holds_the_others_and_keeps_its_dst(mode: Any, node: str) -> None:
     """Rank 1 comes late: until then nothing changes its dst, and nobody leaves without its shard."""
     way, config = mode
-    with local_group(3, schedule="async-earliest") as group:
+    with local_group(3, schedule="async-earliest", node=node) as group:
         dst = group.symmetric(300, "dst")
         late = group.member(1)
         gate = late.device.empty(1, np.uint32).fill(0)
@@ -166,9 +166,9 @@ def test_a_late_rank_holds_the_others_and_keeps_its_dst(mode: Any) -> None:
             assert (dst.array(rank).numpy() == np.concatenate(shards)).all()
 
 
-def test_a_source_may_be_overwritten_behind_the_call() -> None:
+def test_a_source_may_be_overwritten_behind_the_call(node: str) -> None:
     """The copy to one peer is late, all that others send has come: the member's stream waits for the copy."""
-    with local_group(3, schedule="async-earliest") as group:
+    with local_group(3, schedule="async-earliest", node=node) as group:
         first, dst = group.member(0), group.symmetric(300, "dst")
         gate = first.device.empty(1, np.uint32).fill(0)
         shards = [random_bytes(100, rank) for rank in range(3)]
@@ -185,10 +185,10 @@ def test_a_source_may_be_overwritten_behind_the_call() -> None:
 
 
 def test_the_host_buffer_is_not_refilled_before_a_slow_rank_has_read_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, node: str
 ) -> None:
     """Rank 1 stops between the two halves of a call; the others must not start the next one's first half."""
-    with local_group(3, schedule="async-earliest") as group:
+    with local_group(3, schedule="async-earliest", node=node) as group:
         dst, slow = group.symmetric(300, "dst"), group.member(1)
         gate = slow.device.empty(1, np.uint32).fill(0)
         reserve(group, 300)
@@ -215,10 +215,10 @@ def test_the_host_buffer_is_not_refilled_before_a_slow_rank_has_read_it(
         assert (kept.numpy() == np.array([np.concatenate(call) for call in shards])).all()
 
 
-def test_the_count_of_barriers_wraps(mode: Any) -> None:
+def test_the_count_of_barriers_wraps(mode: Any, node: str) -> None:
     """2^32 barriers later: 0 comes after 2^32 - 1."""
     way, config = mode
-    with local_group(2) as group:
+    with local_group(2, node=node) as group:
         if way == "ce":
             group.host_epochs[0] = 2**32 - 4
             for rank in (0, 1):
@@ -233,8 +233,8 @@ def test_the_count_of_barriers_wraps(mode: Any) -> None:
         assert (group.host_epochs[0] if way == "ce" else staging.epoch) == 6
 
 
-def test_shards_may_be_symmetric_and_of_any_dtype() -> None:
-    with local_group(2) as group:
+def test_shards_may_be_symmetric_and_of_any_dtype(node: str) -> None:
+    with local_group(2, node=node) as group:
         dst, src = group.symmetric(80, "dst"), group.symmetric(40, "src")
         for rank in (0, 1):
             src.array(rank).fill(rank + 1, stream=group.member(rank).stream)
@@ -269,8 +269,8 @@ def test_preparing_moves_nothing_and_leaves_nothing_to_do_but_copies(way: str) -
         assert dst.array(1).numpy().tolist() == [0] * 32 + [1] * 32
 
 
-def test_the_host_buffer_grows_with_the_shards() -> None:
-    with local_group(2, pool_bytes=4 << 20) as group:
+def test_the_host_buffer_grows_with_the_shards(node: str) -> None:
+    with local_group(2, pool_bytes=4 << 20, node=node) as group:
         small = reserve(group, 100)
         assert reserve(group, 1 << 20) is small
         check_gather(group, MODES["staged"], (600_000, 600_000), in_place=False)

@@ -9,6 +9,7 @@ import pytest
 
 from kernels.ipc.faults import Fault, FaultConfig, exchange
 from smfree.cuda import KernelFaultError
+from tests.kernels.group_kit import EMULATED
 from tests.kernels.ipc_kit import opened_group
 from tests.kernels.pairwise import SCHEDULES
 
@@ -24,11 +25,12 @@ def exchanged(
     seed: int = 0,
     ctas: int = 1,
     timeout_s: float | None = 60,
+    node: str = EMULATED,
 ) -> tuple[Any, Any]:
     """What every rank saw, and what it should have: uint32[rank, call, from, word]."""
     config = FaultConfig(fault, ctas=ctas)
     sent = np.random.default_rng(seed).integers(0, 2**32, (num_ranks, CALLS, config.words), dtype=np.uint32)
-    with opened_group(num_ranks, schedule, seed) as group:
+    with opened_group(num_ranks, schedule, seed, node=node) as group:
         dst = group.symmetric(4 * num_ranks * config.words, "dst")
         src, out = {}, {}
         for member in group.members:
@@ -46,9 +48,9 @@ def exchanged(
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s[0]}-{s[1]}")
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_the_correct_exchange_is_right_under_every_schedule(
-    num_ranks: int, schedule: tuple[str, int]
+    num_ranks: int, schedule: tuple[str, int], node: str
 ) -> None:
-    seen, sent = exchanged(Fault.NONE, num_ranks, *schedule, ctas=2)
+    seen, sent = exchanged(Fault.NONE, num_ranks, *schedule, ctas=2, node=node)
     np.testing.assert_array_equal(seen, sent)
 
 

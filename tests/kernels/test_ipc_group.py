@@ -221,8 +221,8 @@ def test_d08_peers_close_before_the_owner_frees(monkeypatch: pytest.MonkeyPatch)
     assert order == ["cuIpcOpenMemHandle"] * 6 + ["cuIpcCloseMemHandle"] * 6 + ["free of a slab"] * 3
 
 
-def test_a_closed_group_does_nothing_more() -> None:
-    with local_group(2) as group:
+def test_a_closed_group_does_nothing_more(node: str) -> None:
+    with local_group(2, node=node) as group:
         group.close()
         for use in (lambda: group.symmetric(8, "x"), lambda: group.wait(1), lambda: group.barrier()):
             with pytest.raises(GroupError, match="the group was closed; make a new one"):
@@ -298,8 +298,8 @@ def alone_at_the_barrier(group: Group) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["timed", "random"])
-def test_a_kernel_that_waits_in_vain_gives_up_and_says_for_whom(schedule: str) -> None:
-    with local_group(3, schedule=schedule) as group:
+def test_a_kernel_that_waits_in_vain_gives_up_and_says_for_whom(schedule: str, node: str) -> None:
+    with local_group(3, schedule=schedule, node=node) as group:
         alone_at_the_barrier(group)
         with pytest.raises(CollectiveTimeout) as late:
             group.wait(timeout_s=0.1)
@@ -345,8 +345,8 @@ def test_a_rank_between_processes_that_launches_nothing_is_named() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["timed", "random"])
-def test_the_twins_whose_kernels_all_come_end_cleanly(schedule: str) -> None:
-    with local_group(3, schedule=schedule) as group:
+def test_the_twins_whose_kernels_all_come_end_cleanly(schedule: str, node: str) -> None:
+    with local_group(3, schedule=schedule, node=node) as group:
         for _ in range(3):
             barrier.stream_barrier(group)
         group.wait(timeout_s=30)

@@ -11,15 +11,15 @@ from kernels.ipc.errors import GroupError, PoolError
 from kernels.ipc.group import Group
 from kernels.ipc.slabs import Backing
 from kernels.ipc.symmetric import Symmetric
-from tests.kernels.group_kit import joined, local_group, random_bytes
+from tests.kernels.group_kit import joined, local_group, need, random_bytes
 
 IN_PROCESS = [Backing.PEER, Backing.VMM]
 
 
 @pytest.mark.parametrize("backing", IN_PROCESS)
-def test_a_buffer_has_one_offset_and_every_rank_reaches_it(backing: Backing) -> None:
+def test_a_buffer_has_one_offset_and_every_rank_reaches_it(backing: Backing, node: str) -> None:
     """What rank 1 copies to its address for rank 0 is in rank 0's array, and nothing beside it changes."""
-    with local_group(2, backing=backing) as group:
+    with local_group(2, backing=backing, node=node) as group:
         before = group.symmetric(100, "before")
         buffer = group.symmetric(1000, "buffer")
         after = group.symmetric(10, "after")
@@ -49,17 +49,18 @@ def test_without_a_choice_a_process_takes_what_multicasts() -> None:
         assert "has no multicast" in str(group.multicast_reason)
 
 
-def test_a_multicast_address_has_the_buffers_offset() -> None:
-    with local_group(2) as group:
+def test_a_multicast_address_has_the_buffers_offset(node: str) -> None:
+    with local_group(2, node=node) as group:
+        need("multicast", group, node)
         buffer = group.symmetric(4096, "buffer")
         base, part = buffer.multicast(0), buffer.bytes_view(48, 16)
         assert base is not None and part.multicast(0) == base + 48
-    with local_group(2, backing=Backing.PEER) as group:
+    with local_group(2, backing=Backing.PEER, node=node) as group:
         assert group.symmetric(4096, "buffer").multicast(0) is None
 
 
-def test_a_view_is_a_part_on_every_rank() -> None:
-    with local_group(2) as group:
+def test_a_view_is_a_part_on_every_rank(node: str) -> None:
+    with local_group(2, node=node) as group:
         buffer = group.symmetric(64, "buffer")
         part = buffer.bytes_view(16, 8).bytes_view(3)
         assert (part.nbytes, part.label) == (5, "buffer")
@@ -69,8 +70,8 @@ def test_a_view_is_a_part_on_every_rank() -> None:
                 buffer.bytes_view(offset, nbytes)
 
 
-def test_no_use_after_free_of_the_buffer_nor_of_its_views() -> None:
-    with local_group(2) as group:
+def test_no_use_after_free_of_the_buffer_nor_of_its_views(node: str) -> None:
+    with local_group(2, node=node) as group:
         buffer = group.symmetric(64, "buffer")
         part = buffer.bytes_view(16)
         buffer.array(0)
@@ -86,9 +87,9 @@ def test_no_use_after_free_of_the_buffer_nor_of_its_views() -> None:
                 use()
 
 
-def test_a_block_frees_itself_but_not_after_an_error() -> None:
+def test_a_block_frees_itself_but_not_after_an_error(node: str) -> None:
     """After an error the ranks may not come to the same frees any more."""
-    with local_group(2) as group:
+    with local_group(2, node=node) as group:
         with group.symmetric(64, "first") as first:
             pass
         with pytest.raises(PoolError, match="was freed"):
