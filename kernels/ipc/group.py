@@ -217,10 +217,21 @@ class Group:
     @contextmanager
     def queueing(self, what: str) -> Iterator[None]:
         """Around the queueing of a collective, which errors call ``what``: meanwhile nothing is freed. That
-        may wait for the first rank's kernel, which waits for the second one's."""
+        may wait for the first rank's kernel, which waits for the second one's. The group has failed when not
+        all could be queued: its ranks are out of step."""
         self.calls.append(what)
-        with put_off_clean_up([member.device.calls for member in self.members]):
-            yield
+        try:
+            with put_off_clean_up([member.device.calls for member in self.members]):
+                yield
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell the peers and end the members' work because of ``error``, which is what the caller raises."""
+        self.failed = error if isinstance(error, Exception) else GroupError(f"ended by {error!r}")
+        with suppress(Exception):
+            give_up(self, f"{type(error).__name__}: {error}")
 
     def symmetric(self, nbytes: int, label: str) -> Symmetric:
         """``nbytes`` on every rank, at one offset; ``label`` names it in errors.
@@ -275,8 +286,7 @@ class Group:
             return
         failure: Exception | None = None
         if self.failed is None and error is not None:
-            with suppress(Exception):  # the first error is the one to raise
-                give_up(self, f"{type(error).__name__}: {error}")
+            self._fail(error)
         elif self.failed is None:
             try:
                 wait(self, None)

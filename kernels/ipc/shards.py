@@ -54,7 +54,9 @@ def make_shards(group: Group, dst: Symmetric, src: Sources, counts: Sequence[int
     for member in group.members:
         place = shards.place(member.rank, member.rank, member.rank)
         found = place if given is None else given[member.rank]
-        _check_source(f"rank {member.rank}'s src", found, place, dst.array(member.rank))
+        own = dst.array(member.rank).ptr
+        for start in (own,) if group.direct_reason is not None else dst.pointers(member.rank):
+            _check_source(f"rank {member.rank}'s src", found, place.ptr, start, dst.nbytes)
         sources[member.rank] = found.bytes_view()
     return Shards(dst, sizes, sources)
 
@@ -112,11 +114,11 @@ def _counts(
     return sizes
 
 
-def _check_source(name: str, src: DeviceArray, place: DeviceArray, dst: DeviceArray) -> None:
-    """``src`` is its place in dst, or shares no byte with dst."""
-    shared = min(src.ptr + src.nbytes, dst.ptr + dst.nbytes) - max(src.ptr, dst.ptr)
-    if shared > 0 and src.nbytes and src.ptr != place.ptr:
+def _check_source(name: str, src: DeviceArray, place: int, dst: int, nbytes: int) -> None:
+    """``src`` lies at ``place``, its part of the own dst, or shares no byte with the dst of a rank."""
+    shared = min(src.ptr + src.nbytes, dst + nbytes) - max(src.ptr, dst)
+    if shared > 0 and src.nbytes and src.ptr != place:
         raise OperandError(
             f"{name} must be its own part of dst or share nothing with dst (they share {shared} bytes, "
-            f"{src.ptr - dst.ptr} bytes into dst instead of {place.ptr - dst.ptr}); copy it, or pass src=None"
+            f"{src.ptr - dst} bytes into dst instead of {place - dst}); copy it, or pass src=None"
         )
