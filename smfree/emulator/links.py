@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from smfree.emulator.profile import Profile
 from smfree.emulator.servers import F8, ServerBank
+
+_PAUSE_NS = 1000.0
+"""Without traffic for so long, a port's bins may move."""
 
 HOST = -1
 """The host as an end of a transfer; GPUs are ends by their ordinal."""
@@ -57,6 +61,26 @@ class Passage(NamedTuple):
     arrival_ns: F8
 
 
+class _Ports:
+    """One port of every GPU. Its calendar's bins begin with the first transfer after a pause, so that the
+    same work takes as long whenever it is done."""
+
+    def __init__(self, count: int) -> None:
+        self._bank = ServerBank(count)
+        self._phase_ns, self._until_ns = 0.0, -inf
+
+    def serve(self, port: int, t_ns: F8, work_ns: F8) -> F8:
+        """When transfers that arrive at ``t_ns`` have passed."""
+        if not len(t_ns):
+            return t_ns
+        first = float(t_ns.min())
+        if first > self._until_ns + _PAUSE_NS:
+            self._phase_ns = first % self._bank.bin
+        done = self._bank.serve(np.full(len(t_ns), port), t_ns - self._phase_ns, work_ns) + self._phase_ns
+        self._until_ns = max(self._until_ns, float(done.max()))
+        return done
+
+
 class Links:
     """Ports, latencies and traffic of a node with these GPUs. ``clocked``: whether transfers take time.
 
@@ -70,8 +94,8 @@ class Links:
         count = len(self.profiles)
         self.traffic = tuple(DeviceTraffic() for _ in self.profiles)
         self.numa_node = tuple(i * numa_nodes // count for i in range(count)) if count > 1 else (0,) * count
-        self._out = {Path.NVLINK: ServerBank(count), Path.PCIE: ServerBank(count)}
-        self._into = {Path.NVLINK: ServerBank(count), Path.PCIE: ServerBank(count)}
+        self._out = {Path.NVLINK: _Ports(count), Path.PCIE: _Ports(count)}
+        self._into = {Path.NVLINK: _Ports(count), Path.PCIE: _Ports(count)}
 
     @property
     def lookahead_ns(self) -> float:
@@ -155,7 +179,7 @@ class Links:
         begin, sent, done = t_ns, t_ns, t_ns
         for bank, end in ((self._out[path], src), (self._into[path], dst)):
             if end != HOST:
-                finish = bank.serve(np.full(len(t_ns), end), begin, work)
+                finish = bank.serve(end, begin, work)
                 begin, done = finish - work, np.maximum(done, finish)
             if end == src or src == HOST:
                 sent = done
@@ -182,10 +206,10 @@ class Links:
             return t_ns, [t_ns] * len(members)
         work = wire / link.gbps
         out, into = self._out[Path.NVLINK], self._into[Path.NVLINK]
-        sent = out.serve(np.full(len(t_ns), src), t_ns, work)
+        sent = out.serve(src, t_ns, work)
         arrivals: list[F8] = []
         for member in members:
-            taken = into.serve(np.full(len(t_ns), member), sent - work, work)
+            taken = into.serve(member, sent - work, work)
             arrivals.append(np.maximum(sent, taken) + link.latency_ns)
         return sent, arrivals
 
@@ -207,10 +231,8 @@ class Links:
         work = wire / link.gbps
         out, into = self._out[Path.NVLINK], self._into[Path.NVLINK]
         for member, ready in zip(members, ready_ns, strict=True):
-            latest = np.maximum(latest, out.serve(np.full(len(ready), member), ready, work))
-        return (
-            np.maximum(into.serve(np.full(len(latest), dst), latest - work, work), latest) + link.latency_ns
-        )
+            latest = np.maximum(latest, out.serve(member, ready, work))
+        return np.maximum(into.serve(dst, latest - work, work), latest) + link.latency_ns
 
     def _header_bytes(self, path: Path, src: int, dst: int) -> float:
         if path is Path.PCIE:

@@ -53,6 +53,19 @@ def test_directions_and_pairs_do_not_share() -> None:
     assert arrival(node, 0, 3, MB) == pytest.approx(2 * times[0], rel=0.02)  # the sender's port is taken
 
 
+@pytest.mark.parametrize("later_ns", [5_000.0, 12_345.678, 1e9 + 17.3])
+def test_the_same_traffic_takes_as_long_whenever_it_begins(later_ns: float) -> None:
+    """Two GPUs send to a third, out of order, in calls that meet in the bins of its port's calendar."""
+    node = links(3)
+
+    def burst(begin: float) -> list[float]:
+        times = [(0, 40.0), (1, 3.0), (0, 55.0), (1, 21.0), (0, 80.0), (1, 76.0)]
+        return [arrival(node, src, 2, 9000, packets=70, at=begin + at) - begin for src, at in times]
+
+    first = burst(1000.0)
+    assert burst(1000.0 + later_ns) == pytest.approx(first, abs=1e-3)
+
+
 def test_a_request_may_use_time_that_was_left_free() -> None:
     node = links()
     arrival(node, 0, 1, MB, at=1e9)
