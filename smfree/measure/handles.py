@@ -18,13 +18,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from smfree.cuda.device import Device
+from smfree.cuda.errors import IpcError, UnavailableError
 from smfree.cuda.ipc import MemoryHandle, export
 from smfree.cuda.memory import DeviceArray
 from smfree.cuda.vmm import PhysicalMemory
 from smfree.measure.errors import MeasureError
 from smfree.measure.host_costs import USE_BYTES, Backing, Operation
 from smfree.measure.timer import collector_paused
-from smfree.ranks import RankContext, UnixRendezvous, spawn
+from smfree.ranks import RankContext, RankFailed, UnixRendezvous, spawn
 
 TIMEOUT_S = 60.0
 
@@ -181,18 +182,33 @@ _SHARED: Mapping[Backing, Callable[[Device, int], _Shared]] = {
 
 def costs_of_ranks(device: Device, backing: Backing, nbytes: int, world_size: int, rounds: int) -> Samples:
     """Of each round the slowest rank's seconds. Real GPUs: a process per rank; they share GPUs where there
-    are fewer. Emulated ones: a process of the node per rank, each a thread here, on GPUs like ``device``."""
+    are fewer. Emulated ones: a process of the node per rank, each a thread here, on GPUs like ``device``.
+
+    Raises IpcError or UnavailableError when memory cannot be shared so here, MeasureError for wrong bytes.
+    """
     work = (backing, nbytes, rounds)
-    if device.is_emulated:
-        found = on_emulated_node(device, world_size, handle_costs, *work)
-    else:
-        found = spawn(
-            handle_costs, world_size, *work, device="cuda", timeout_s=TIMEOUT_S, several_per_gpu=True
-        )
+    found = (
+        on_emulated_node(device, world_size, handle_costs, *work)
+        if device.is_emulated
+        else _spawned(world_size, *work)
+    )
     return {
         operation: [max(samples) for samples in zip(*(rank[operation] for rank in found), strict=True)]
         for operation in Operation
     }
+
+
+def _spawned(world_size: int, *work: Any) -> list[Samples]:
+    """:func:`handle_costs` by real processes on real GPUs."""
+    try:
+        return spawn(
+            handle_costs, world_size, *work, device="cuda", timeout_s=TIMEOUT_S, several_per_gpu=True
+        )
+    except RankFailed as error:
+        reason = error.__cause__
+        if isinstance(reason, IpcError | UnavailableError):
+            raise reason from error
+        raise
 
 
 def on_emulated_node(device: Device, world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:

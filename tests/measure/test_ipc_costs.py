@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.bench_ipc import costs
 from bench.host_axes import ipc_points
-from smfree.cuda import Device
+from smfree.cuda import Device, IpcError
 from smfree.cuda.memory import DeviceArray
 from smfree.measure import handles
 from smfree.measure.errors import MeasureError
@@ -17,7 +18,7 @@ from smfree.measure.handles import costs_of_ranks, handle_costs, on_emulated_nod
 from smfree.measure.host_costs import Backing, Operation, ipc_table
 from smfree.measure.options import Axes
 from smfree.measure.records import Question, Record
-from smfree.ranks import spawn
+from smfree.ranks import RankFailed, spawn
 from tests.measure.test_bench import bench
 from tests.measure.test_records import record
 
@@ -81,6 +82,27 @@ def test_real_processes_find_the_same() -> None:
     for operation in (Operation.GET, Operation.OPEN, Operation.POOLED, Operation.CLOSE):
         for served, own in zip(found, inside, strict=True):
             assert served[operation] == pytest.approx(own[operation])
+
+
+def test_a_driver_that_does_not_share_is_a_reason_on_real_gpus_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D05: the refusal comes out of the ranks as it was; other failures stay failures."""
+    refusal = IpcError("cuda:0 cannot open it\nin full")
+
+    def spawn_fails(*args: object, **options: object) -> None:
+        assert options["device"] == "cuda" and options["several_per_gpu"]
+        raise RankFailed("rank 1 of 2 raised") from cause
+
+    class RealDevice:
+        is_emulated = False
+
+    monkeypatch.setattr(handles, "spawn", spawn_fails)
+    cause: Exception = refusal
+    with pytest.raises(IpcError, match="cannot open it"):
+        costs_of_ranks(RealDevice(), Backing.IPC, NBYTES, 2, 1)  # type: ignore[arg-type]
+    assert costs(RealDevice(), Backing.IPC, NBYTES, 2, 1) == "cuda:0 cannot open it"  # type: ignore[arg-type]
+    cause = MeasureError("wrong bytes")
+    with pytest.raises(RankFailed):
+        costs(RealDevice(), Backing.IPC, NBYTES, 2, 1)  # type: ignore[arg-type]
 
 
 # --- the benchmark ----------------------------------------------------------------------------------------
