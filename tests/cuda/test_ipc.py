@@ -16,6 +16,8 @@ from smfree.cuda.ipc import MemoryHandle, export, export_event, ipc_unavailable
 from smfree.emulator.driver import Driver
 from smfree.emulator.node import Node
 from tests.cuda.fake_driver import FakeDriver, FakeMachine
+from tests.cuda.process_bodies import read_write_and_wait
+from tests.nodes import spawn_ranks
 from tests.ranks.kit import as_threads
 
 CODES = cuda.CUresult
@@ -319,3 +321,11 @@ def test_an_event_of_another_process_orders_two_streams(processes: tuple[Device,
     importer.copy(own, peer, stream=reading)
     reading.synchronize()
     assert (own.numpy() == 7).all()
+
+
+# --- real processes ----------------------------------------------------------------------------------
+
+
+def test_processes_read_write_and_wait_for_each_other(node: str) -> None:
+    """D01, D31, and that what is freed is not opened again; two processes, on one GPU if there is one."""
+    assert spawn_ranks(node, read_write_and_wait, 2, timeout_s=100) == [[], []]

@@ -22,7 +22,14 @@ from smfree.cuda import (
 from smfree.emulator.address_space import MappingKind
 from smfree.emulator.driver import Driver
 from smfree.emulator.node import Node
+from tests.cuda.conftest import Opens
 from tests.cuda.vmm_kit import PAGE, VmmDriver
+
+PUT = """extern "C" __global__ void put(unsigned* all, unsigned base) {
+  unsigned* address = all + threadIdx.x;
+  asm volatile("multimem.st.relaxed.sys.global.u32 [%0], %1;"
+               :: "l"(address), "r"(base + threadIdx.x) : "memory");
+}"""
 
 
 @pytest.fixture
@@ -67,12 +74,7 @@ def test_one_address_means_all_devices(team: list[Device]) -> None:
 
 
 def test_store_reaches_all_devices_once_all_have_bound(team: list[Device]) -> None:
-    text = """extern "C" __global__ void put(unsigned* all, unsigned base) {
-      unsigned* address = all + threadIdx.x;
-      asm volatile("multimem.st.relaxed.sys.global.u32 [%0], %1;"
-                   :: "l"(address), "r"(base + threadIdx.x) : "memory");
-    }"""
-    put = team[1].compile(CudaSource("put.cu", text=text)).kernel()
+    put = team[1].compile(CudaSource("put.cu", text=PUT)).kernel()
     multicast, memories = joined(team)
     everywhere = multicast.map(team).array((32,), np.uint32, device=team[1])
     own = [memory.map().array((32,), np.uint32) for memory in memories]
@@ -84,6 +86,30 @@ def test_store_reaches_all_devices_once_all_have_bound(team: list[Device]) -> No
     put.launch(1, 32, [everywhere, np.uint32(0)])
     with pytest.raises(DriverError, match="devices of the object have bound no memory: 2"):
         team[1].synchronize()
+
+
+def test_a_store_by_any_gpu_reaches_the_memory_of_all(gpus: Opens) -> None:
+    """A team of two; real GPUs may have no multicast, then the reason is told."""
+    team = gpus(2)
+    reason = multicast_unavailable(team)
+    if reason is not None and not team[0].is_emulated:
+        pytest.skip(reason)
+    multicast, memories = joined(team)
+    own = [memory.map().array((32,), np.uint32) for memory in memories]
+    mapping = multicast.map(team)
+    for base, device in enumerate(team):
+        put = device.compile(CudaSource("put.cu", text=PUT)).kernel()
+        put.launch(1, 32, [mapping.array((32,), np.uint32, device=device), np.uint32(base)])
+        device.synchronize()
+        for array in own:
+            assert array.numpy().tolist() == list(range(base, base + 32))
+    for array in own:
+        array.free()
+    mapping.free()
+    for device in team:
+        multicast.unbind(device)
+    for thing in (multicast, *memories):
+        thing.close()
 
 
 def test_parts_are_bound_and_unbound_as_they_were_bound(team: list[Device]) -> None:

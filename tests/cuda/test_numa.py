@@ -59,6 +59,23 @@ def test_emulated_buffer_lies_where_it_was_put(four: list[Device], pinned: bool)
 
 
 @pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "pageable"])
+def test_memory_of_any_node_comes_and_goes_bitwise(gpu: Device, pinned: bool) -> None:
+    """Also on a machine with one node, and where neither driver nor system knows which one is near."""
+    make = gpu.pinned if pinned else gpu.pageable
+    data = np.random.default_rng(3).integers(0, 2**32, 5000, dtype=np.uint32)
+    for node in range(2) if gpu.is_emulated else numa.nodes():
+        try:
+            there, back = (make(data.shape, np.uint32, numa_node=node) for _ in range(2))
+        except UnavailableError as error:  # a container may forbid mbind
+            pytest.skip(str(error))
+        there.array[...] = data
+        array = gpu.empty(data.shape, np.uint32).copy_from(there)
+        gpu.copy(back, array)
+        gpu.synchronize()
+        assert (back.array == data).all()
+
+
+@pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "pageable"])
 def test_copies_of_the_far_node_take_longer(four: list[Device], pinned: bool) -> None:
     """By the profile's fraction; the near node is as fast as one that nobody chose (modelled)."""
     device, nbytes = four[3], 4 << 20

@@ -21,6 +21,7 @@ from smfree.cuda import (
     path_between,
 )
 from tests.cuda.fake_driver import FakeDriver
+from tests.nodes import open_gpus
 
 NVLINK = {"ACCESS_SUPPORTED", "NATIVE_ATOMIC_SUPPORTED"}
 PCIE = {"ACCESS_SUPPORTED"}
@@ -236,12 +237,12 @@ def test_words_of_64_bits_and_other_conditions(fake: FakeDriver, gpus: list[Devi
         stream.write_value(4096, 1, bits=16)
 
 
-# --- an emulated node --------------------------------------------------------------------------------
+# --- GPUs of one machine --------------------------------------------------------------------------------
 
 
-def test_the_devices_of_a_node_copy_wait_and_close_one_by_one() -> None:
+def test_the_devices_of_a_node_copy_wait_and_close_one_by_one(node: str) -> None:
     """Fill on 0, copied by 1 after an event of 0, then by peer access of 1, then with 0 closed."""
-    first, second = Device.open_all("emu:h100x2")
+    first, second = open_gpus(node, 2)
     data = np.arange(4096, dtype=np.uint32)
     array, other = first.asarray(np.zeros(4096, np.uint32)), second.empty(4096, np.uint32)
     writing, reading = first.stream(non_blocking=True), second.stream(non_blocking=True)
@@ -252,7 +253,8 @@ def test_the_devices_of_a_node_copy_wait_and_close_one_by_one() -> None:
     reading.synchronize()
     assert (other.numpy() == data).all()
     enable_peers([first, second])
-    assert path_between(second, first) is Path.NVLINK
+    links = {Path.NVLINK} if first.is_emulated else {Path.NVLINK, Path.PCIE}
+    assert path_between(second, first) in links
     pairs = [(other[:1024], array[3072:]), (other[1024:2048], array[:1024])]
     assert second.copy_batch(pairs, stream=reading) in CopyWay
     reading.synchronize()

@@ -12,6 +12,7 @@ import pytest
 from smfree.cuda import ArrayError, Device, DeviceClosedError, DriverError, PhysicalMemory, UnavailableError
 from smfree.cuda.compile_cuda import CudaSource
 from smfree.cuda.vmm import attribute, round_up, vmm_unavailable
+from tests.cuda.conftest import Opens
 from tests.cuda.vmm_kit import PAGE, VmmDriver
 
 
@@ -25,7 +26,9 @@ def pair() -> Iterator[list[Device]]:
 
 
 def used(device: Device) -> int:
-    return int(device.emulator.memory.allocated_bytes)
+    """Bytes of device memory that are not free."""
+    free, total = device.calls("cuMemGetInfo")
+    return int(total) - int(free)
 
 
 def open_descriptors() -> int:
@@ -77,22 +80,26 @@ def test_closed_device_frees_mappings_and_handles() -> None:
         array.numpy()
 
 
-def test_peer_maps_memory_by_descriptor(pair: list[Device]) -> None:
-    """As another process would; the descriptor is the caller's to close."""
-    before = open_descriptors()
-    with PhysicalMemory.create(pair[0], PAGE) as memory:
-        array = memory.map().array((4,), np.uint32).copy_from(np.arange(4, dtype=np.uint32))
-        descriptor = memory.export()
-        with PhysicalMemory.from_descriptor(pair[1], descriptor, memory.nbytes) as imported:
-            os.close(descriptor)
-            peer = imported.map().array((4,), np.uint32)
-            assert peer.ptr != array.ptr
-            assert peer.device is pair[1]
-            assert peer.numpy().tolist() == [0, 1, 2, 3]
-            array.free()
-            peer.free()
-    assert used(pair[0]) == 0
-    assert open_descriptors() == before
+def test_peer_maps_memory_by_descriptor(gpus: Opens) -> None:
+    """As another process would; the descriptor is the caller's to close. The second time opens no more."""
+    owner, other = gpus(2, shared=True)
+    left = []
+    for _ in range(2):
+        with PhysicalMemory.create(owner, PAGE) as memory:
+            array = memory.map().array((4,), np.uint32).copy_from(np.arange(4, dtype=np.uint32))
+            descriptor = memory.export()
+            with PhysicalMemory.from_descriptor(other, descriptor, memory.nbytes) as imported:
+                os.close(descriptor)
+                peer = imported.map().array((4,), np.uint32)
+                assert peer.ptr != array.ptr
+                assert peer.device is other
+                assert peer.numpy().tolist() == [0, 1, 2, 3]
+                array.free()
+                peer.free()
+        left.append((used(owner), open_descriptors()))
+    assert left[0] == left[1]
+    if owner.is_emulated:
+        assert owner.emulator.memory.allocated_bytes == 0
 
 
 def test_kernel_of_a_device_without_access_is_told_so(pair: list[Device]) -> None:
