@@ -22,6 +22,9 @@ from smfree.emulator.servers import F8, ServerBank
 _PAUSE_NS = 1000.0
 """Without traffic for so long, a port's bins may move."""
 
+_HISTORY = 1 << 17
+"""Bins that a port remembers, 4 ms: the host clocks of processes may be so far apart."""
+
 HOST = -1
 """The host as an end of a transfer; GPUs are ends by their ordinal."""
 
@@ -66,7 +69,7 @@ class _Ports:
     same work takes as long whenever it is done."""
 
     def __init__(self, count: int) -> None:
-        self._bank = ServerBank(count)
+        self._bank = ServerBank(count, bins=2 * _HISTORY, history=_HISTORY)
         self._phase_ns, self._until_ns = 0.0, -inf
 
     def serve(self, port: int, t_ns: F8, work_ns: F8) -> F8:

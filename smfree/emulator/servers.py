@@ -29,14 +29,20 @@ _SMALL = 24  # below this many requests a loop over Python floats is faster than
 _FEW = 64  # the same for a plain queue
 _ROUNDING = 1e-4  # cycles; above the error of a cumulative maximum over shifted groups
 _DEFERRED = 256  # batches served in order and not yet in the calendar; older ones are forgotten
-_HISTORY = 512  # bins kept behind the earliest request of a batch
+_HISTORY = 512  # bins kept behind the earliest request of a batch, unless asked for more
 
 
 class ServerBank:
-    """``count`` equal servers. Times and work in cycles; ``bin_cycles`` is the calendar's resolution."""
+    """``count`` equal servers. Times and work in cycles; ``bin_cycles`` is the calendar's resolution.
 
-    def __init__(self, count: int, *, bin_cycles: int = 32, bins: int = 2048) -> None:
+    A request from before the last ``history`` bins waits until there.
+    """
+
+    def __init__(
+        self, count: int, *, bin_cycles: int = 32, bins: int = 2048, history: int = _HISTORY
+    ) -> None:
         self.count = count
+        self._history = history
         self.bin = float(bin_cycles)
         self._initial_bins = bins
         self._latest = np.zeros(count)  # latest arrival at each server
@@ -132,7 +138,7 @@ class ServerBank:
         """Make the calendar hold bin numbers ``first`` .. ``last``, forgetting bins well before ``first``."""
         if last - self._origin < self._bins:
             return
-        drop = max(0, first - _HISTORY - self._origin)
+        drop = max(0, first - self._history - self._origin)
         kept = self._used[:, drop : self._top].copy() if self._top > drop else self._used[:, :0].copy()
         origin, bins = self._origin + drop, self._bins
         while last - origin >= bins:

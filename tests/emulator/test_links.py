@@ -294,3 +294,13 @@ def test_a_copy_without_peer_access_goes_through_the_host() -> None:
     assert rate == pytest.approx(load("h100").host.pcie_pinned_gbps / 2, rel=0.03)
     assert node.links.traffic[0].nvlink.sent_bytes == 0
     assert node.links.traffic[0].pcie.sent_bytes == node.links.traffic[1].pcie.received_bytes == 64 * MB
+
+
+def test_a_process_whose_clock_is_behind_does_not_wait_for_one_that_is_ahead() -> None:
+    """Host clocks of two processes know nothing of each other: the port was free then."""
+    node, begin, ahead_ns = links(), 10_000.0, 50_000.0
+    alone = arrival(links(), 0, 1, 4096, at=begin) - begin
+    for turn in range(40):  # a port in use, up to 2 ms later
+        arrival(node, 0, 1, 4096, at=begin + ahead_ns * turn)
+    behind = arrival(node, 0, 1, 4096, at=2 * begin) - 2 * begin
+    assert behind == pytest.approx(alone, abs=1)
