@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -31,6 +32,12 @@ def node_spec(spec: str, ranks: int, gpus: int) -> str:
 
 def open_node(spec: str, ranks: int) -> Node:
     """Open the first ``ranks`` GPUs of the machine of ``spec``. Raises NodeUnavailableError."""
+    for number, size in (("RANK", "WORLD_SIZE"), ("SMFREE_RANK", "SMFREE_WORLD_SIZE")):
+        if int(os.environ.get(size) or 1) > 1:
+            raise NodeUnavailableError(
+                f"this is rank {os.environ.get(number, '?')} of {os.environ[size]} processes, which would "
+                "disturb each other: one process holds all ranks here, start pytest alone"
+            )
     from smfree.cuda.choose import real_devices
     from smfree.cuda.device import Device
 

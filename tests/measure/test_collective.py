@@ -18,7 +18,7 @@ from smfree.measure.collective import Batch, Lineup
 from smfree.measure.devices import DevicePool
 from smfree.measure.errors import MeasureError
 from smfree.measure.instruments import Instruments
-from smfree.measure.nodes import Node, NodeUnavailableError, node_spec
+from smfree.measure.nodes import Node, NodeUnavailableError, node_spec, open_node
 from smfree.measure.queue import Blocker
 from smfree.ranks import RankContext, spawn
 
@@ -202,6 +202,25 @@ def test_a_node_is_the_first_gpus_of_the_machine(spec: str, ranks: int, gpus: in
 def test_too_few_gpus_are_a_reason() -> None:
     with pytest.raises(NodeUnavailableError, match=r"^4 GPUs are needed, this machine has 2$"):
         node_spec("cuda:0", 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "4"}, "this is rank 2 of 4 processes"),
+        ({"SMFREE_RANK": "0", "SMFREE_WORLD_SIZE": "2"}, "this is rank 0 of 2 processes"),
+    ],
+)
+def test_processes_that_would_time_each_other_are_a_reason(
+    monkeypatch: pytest.MonkeyPatch, names: dict[str, str], text: str
+) -> None:
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(NodeUnavailableError, match=text):
+        open_node("emu:a100", 2)
+    for name in names:
+        monkeypatch.setenv(name, "1")  # torchrun of a single process is alone
+    open_node("emu:a100", 2).close()
 
 
 def test_a_pool_keeps_nodes_and_gives_up_the_dead_ones() -> None:
