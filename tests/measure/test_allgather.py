@@ -45,7 +45,7 @@ from smfree.measure.peer_flags import peer_flag_table
 from smfree.measure.records import CacheState, Memory, Question, Record, Traffic
 from smfree.measure.tables import summary
 from smfree.model.hockney import hockney
-from tests.measure.test_bench import bench
+from tests.measure.test_bench import ROOT, bench
 from tests.measure.test_records import record
 
 KIB = 1024
@@ -290,6 +290,21 @@ def test_memory_reads_and_takes_the_expected_shards(group: Group, way: str) -> N
         written = rank["dram_write_bytes"] + rank["copy_engine_write_bytes"]
         for found, formula in ((read, EXPECTED[way].read), (written, EXPECTED[way].written)):
             assert 0 <= found - formula.shards(RANKS) * SHARD <= 256 * ctas
+
+
+def test_the_page_has_the_same_formulas() -> None:
+    page = (ROOT / "docs" / "ipc.md").read_text()
+    table = page.split("## What an AllGather moves")[1].split("##")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table.splitlines()
+        if line.startswith("| `")
+    ]
+    for way, *said in rows:
+        moves = EXPECTED[way.strip("`")]
+        columns = (moves.read, moves.written, moves.sent, moves.received, moves.registers, moves.shared)
+        assert said == [str(formula) for formula in columns], way
+    assert [way.strip("`") for way, *_ in rows] == list(EXPECTED)
 
 
 def test_the_switch_copies_what_push_sends_three_times(group: Group) -> None:
