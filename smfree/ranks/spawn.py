@@ -29,6 +29,9 @@ from smfree.ranks.errors import RankError, RankFailed, named
 from smfree.ranks.gpus import Gpus
 from smfree.ranks.unix import UnixRendezvous
 
+_LOOK_S = 3600.0
+"""The longest wait between two looks at the clock."""
+
 
 def spawn(
     function: Callable[..., Any],
@@ -56,7 +59,8 @@ def spawn(
     cannot be started, and for any start method but ``spawn``: a forked child can use neither CUDA nor the
     threads of this process (case D12).
     """
-    _check(function, world_size, start_method)
+    _check(world_size, timeout_s, start_method)
+    work = _pickled(function, args)
     gpus = None if device is None else Gpus.of(device)
     environment: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
@@ -68,26 +72,41 @@ def spawn(
                 )
         name = secrets.token_hex(16)
         environment |= {RENDEZVOUS: name, WORLD_SIZE: str(world_size)}
-        task = _Task(function, args, world_size, name, gpus, environment, timeout_s)
+        task = _Task(work, world_size, name, gpus, environment, timeout_s)
         launch = stack.enter_context(_Launch(task))
         return launch.results(timeout_s, grace_s)
 
 
-def _check(function: Callable[..., Any], world_size: int, start_method: str) -> None:
+def _check(world_size: int, timeout_s: float, start_method: str) -> None:
     if start_method != "spawn":
         raise RankError(
             f"ranks are started with the method spawn (got {start_method!r}): a process forked after CUDA "
             "was initialised cannot use it, and one forked before inherits locks of threads that it has not; "
             "leave start_method out"
         )
-    if world_size < 1:
-        raise RankError(f"there is at least one rank (got world_size {world_size})")
+    if not isinstance(world_size, int) or world_size < 1:
+        raise RankError(f"there is at least one rank (got world_size {world_size!r}); use a whole number")
+    if not timeout_s > 0:
+        raise RankError(f"timeout_s is a positive number of seconds (got {timeout_s!r}); inf: no limit")
+
+
+def _pickled(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """What every rank calls. Raises RankError naming what cannot travel."""
     try:
-        pickle.dumps(function)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise RankError(
-            f"a rank's function lives at a module's top level, so that its process can import it ({error})"
-        ) from None
+        return pickle.dumps((function, args))
+    except Exception as error:  # whatever a class does when it is pickled
+        what = "everything that a rank's function gets is pickled, and this cannot be"
+        if not _pickles(function):
+            what = "a rank's function lives at a module's top level, so that its process can import it"
+        raise RankError(f"{what} ({type(error).__name__}: {error})") from error
+
+
+def _pickles(thing: object) -> bool:
+    try:
+        pickle.dumps(thing)
+    except Exception:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -102,8 +121,8 @@ def _serve(gpus: Gpus, world_size: int, schedule: str, seed: int, strict: str) -
 class _Task:
     """What every rank needs to know."""
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
+    work: bytes
+    """The pickled function and its arguments: what goes wrong with them in a rank is the rank's failure."""
     world_size: int
     name: str
     gpus: Gpus | None
@@ -137,12 +156,14 @@ def _rank(task: _Task, rank: int, launcher: Connection, stacks: Connection) -> N
         context = RankContext(rank, task.world_size, rank, rendezvous)
         if task.gpus is not None:
             context.open(task.gpus)
-        value = task.function(context, *task.args)
+        function, args = pickle.loads(task.work)
+        value = function(context, *args)
         launcher.send(("returned", value))
     except BaseException as error:
-        launcher.send(("raised", _described(error)))
+        failure = _described(error)
+        launcher.send(("raised", failure))
         if context is not None:
-            context.close(f"{type(error).__name__}: {error}")
+            context.close(failure.how.removeprefix("failed: "))
         raise SystemExit(1) from None
     context.close()
 
@@ -155,7 +176,8 @@ def _described(error: BaseException) -> _Failure:
         pickle.loads(pickle.dumps(error))
     except Exception:  # an exception with arguments of its own
         carried = None
-    return _Failure(f"failed: {text.splitlines()[-1]}", f"failed: {text}", follows, carried)
+    first = traceback.format_exception_only(error)[0].splitlines()[0]
+    return _Failure(f"failed: {first}", f"failed: {text}", follows, carried)
 
 
 # --- in the parent -----------------------------------------------------------------------------------
@@ -247,7 +269,7 @@ class _Launch:
         """Wait for messages and ends and take them in: ends first, as others may follow from them."""
         sources: list[Any] = [child.messages for child in running if not child.messages.closed]
         sources += [child.ended for child in running]
-        ready = wait(sources, left_s)
+        ready = wait(sources, None if left_s is None else min(left_s, _LOOK_S))
         for child in sorted(running, key=lambda child: child.ended not in ready):
             if child.messages in ready or child.ended in ready:
                 self._hear(child)

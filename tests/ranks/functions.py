@@ -68,6 +68,24 @@ def survive(context: RankContext) -> str:
         return str(error)
 
 
+class Poisoned:
+    """It pickles, and no more."""
+
+    def __reduce__(self) -> Any:
+        return divmod, (1, 0)
+
+
+class Mute(Exception):
+    """It says nothing."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def raise_mutely(context: RankContext) -> None:
+    raise Mute
+
+
 def hang(context: RankContext, hanging: int) -> None:
     """Deaf to everything but SIGKILL."""
     if context.rank == hanging:

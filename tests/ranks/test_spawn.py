@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,8 +160,39 @@ def test_a_function_that_no_process_can_import_is_refused() -> None:
 
     with pytest.raises(RankError, match="lives at a module's top level"):
         spawn(inner, 2, device=None)
-    with pytest.raises(RankError, match=r"at least one rank \(got world_size 0\)"):
-        spawn(functions.who, 0, device=None)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"world_size": 0}, "there is at least one rank (got world_size 0); use a whole number"),
+        ({"world_size": 1.5}, "there is at least one rank (got world_size 1.5)"),
+        ({"timeout_s": 0}, "timeout_s is a positive number of seconds (got 0); inf: no limit"),
+        ({"timeout_s": float("nan")}, "timeout_s is a positive number of seconds (got nan)"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(RankError) as caught:
+        spawn(functions.who, **{"world_size": 2, "device": None, **given})
+    assert message in str(caught.value)
+
+
+def test_an_argument_that_cannot_travel_is_refused() -> None:
+    with pytest.raises(RankError, match=r"gets is pickled, and this cannot be .*'_thread.lock' object"):
+        spawn(functions.who, 1, threading.Lock(), device=None)
+
+
+def test_an_argument_that_a_rank_cannot_unpickle_is_that_ranks_failure() -> None:
+    """Also: a rank that ends with an exception whose text cannot be had says so, and no time limit is one."""
+    with pytest.raises(RankFailed, match=r"rank \d of 2 failed: Traceback(.|\n)*ZeroDivisionError"):
+        spawn(functions.who, 2, functions.Poisoned(), device=None, timeout_s=float("inf"))
+    with pytest.raises(RankFailed, match=r"rank 0 of 1 failed: (.|\n)*Mute: <exception str\(\) failed>$"):
+        spawn(functions.raise_mutely, 1, device=None)
+
+
+def test_a_schedule_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"schedule is one of timed, .*random \(got 'fast'\)"):
+        spawn(functions.who, 1, device="emu:h100", schedule="fast")
 
 
 def test_more_ranks_than_gpus_are_refused_unless_they_may_share() -> None:

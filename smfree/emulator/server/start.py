@@ -11,6 +11,9 @@ import weakref
 from pathlib import Path
 from types import TracebackType
 
+from smfree.emulator.exec.schedule import SCHEDULES
+from smfree.emulator.node import Strict
+
 _START_TIMEOUT_S = 60.0
 
 
@@ -64,8 +67,12 @@ def start(
 
     ``wait_limit_s``: wall seconds that a call waits for what only another process can do. ``clients``: how
     many processes will attach (0: nobody knows); once they have, a deadlock of all is reported at once.
-    Raises RuntimeError when the server does not start; what it has to say is on standard error.
+    Raises ValueError for settings that there are not, RuntimeError when the server does not start; what it
+    has to say is on standard error.
     """
+    for name, value, known in (("schedule", schedule, SCHEDULES), ("strict", str(strict), tuple(Strict))):
+        if value not in known:
+            raise ValueError(f"{name} is one of {', '.join(known)} (got {value!r})")
     command = [sys.executable, "-m", "smfree.emulator.server", "--lifeline", "--node", node]
     command += ["--schedule", schedule, "--seed", str(seed), "--strict", str(strict)]
     command += ["--wait-limit", str(wait_limit_s), "--clients", str(clients)]
