@@ -1,4 +1,4 @@
-"""Strong accesses that running kernels of several devices make to one memory, exactly.
+"""Strong accesses that running kernels of several devices make to one memory, exactly; loops of weak loads.
 
 The memory model says nothing about a program with mixed-size data races (PTX ISA, "Limitations on Mixed-size
 Data-races"), and two strong accesses order each other only if the scope of each includes the other's thread.
@@ -82,6 +82,14 @@ class StrongLog:
         at = int(np.argmax(entry.addr // unit == addr[i] // unit))
         one = f"{label} at 0x{int(addr[i]):x}"
         two = f"{entry.labels[int(entry.which[at])]} at 0x{int(entry.addr[at]):x}"
+        if "weak" in (shape.scope, theirs.scope):
+            raise fault(
+                "race.weak_poll",
+                i,
+                f"a loop polls with weak loads what another device writes: {one}, and {two}: it may see old "
+                "bytes of its L1 for ever",
+                "poll with ld.relaxed.sys or ld.acquire.sys (volatile in C++)",
+            )
         if shape.nbytes != theirs.nbytes:
             raise fault(
                 "race.mixed_size",

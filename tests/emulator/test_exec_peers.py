@@ -599,6 +599,25 @@ def round_trips(count: int) -> float:
     return record.end_s - record.start_s
 
 
+SLOWLY = "mov.u32 %r9, 400;\nSLOW: sub.u32 %r9, %r9, 1;\nsetp.ne.u32 %p4, %r9, 0;\n@%p4 bra SLOW;\n"
+
+
+@every_schedule
+def test_a_poll_by_weak_loads_of_what_another_device_writes(schedule: str) -> None:
+    """Told where the loop has waited; a write that came before its first turn is none of its business."""
+    send = SLOWLY + STORES.replace("FLAG", RELEASES["st.release"]) + "\nDONE:\n"
+    two = Two(send, WAIT.replace(".acquire.sys", "") + READ, schedule=schedule)
+    for i in (1, 0):
+        two.launch(i)
+    report = refused(
+        two.driver, two.finish(0), "ILLEGAL_ADDRESS", "a loop polls with weak loads", "ld.relaxed.sys"
+    )
+    for side in ("a loop of weak loads by device 1", "store.sys of 4 bytes by device 0"):
+        assert side in report
+    right = Two(send, WAIT.replace(".acquire.sys", ".volatile") + READ, schedule=schedule)
+    assert (right.run() == words(32)).all()
+
+
 def test_half_a_round_trip_is_what_the_clock_says_of_a_flag() -> None:
     (row,) = [done for done in replay(load_profile("h20")) if done.row.id == "flag-nvlink"]
     one_way_us = (round_trips(9) - round_trips(1)) / 16 * 1e6

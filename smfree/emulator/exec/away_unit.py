@@ -7,6 +7,7 @@ bytes count for the owner.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,9 @@ from smfree.emulator.strong import Shape
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.accesses import Issue, Pattern
+    from smfree.emulator.exec.lanes import Group
     from smfree.emulator.exec.launch import Launch
+    from smfree.emulator.exec.polls import Look
     from smfree.emulator.host_memory import HostMemory
     from smfree.emulator.memory import GlobalMemory
     from smfree.emulator.node import DeviceState
@@ -103,6 +106,15 @@ class AwayUnit:
                 except EmulationError as error:
                     error.index = None if error.index is None else error.index // count
                     raise
+
+    def polls_weakly(self, g: Group, looks: Iterable[Look]) -> None:
+        """A loop waits for words that only weak loads read: a race, if another device writes them. Raises
+        MemoryFault."""
+        if not self.router.several:
+            return
+        label = f"a loop of weak loads by device {self.launch.device.ordinal} at {self.launch.here(g)}"
+        for look in looks:
+            self.note(look.home, look.places, Shape(look.size, False, "weak"), label)
 
     def note(self, memory: GlobalMemory | HostMemory, addr: Any, shape: Shape, label: str) -> None:
         """Take in strong accesses to one memory; a fault when they race with another device's."""

@@ -16,6 +16,7 @@ from smfree.emulator.allocations import DEVICE_SPACE_BYTES
 from smfree.emulator.errors import EmulationError
 from smfree.emulator.exec.classes import instruction_class
 from smfree.emulator.exec.lanes import Group
+from smfree.emulator.exec.memory_ops import strong_scope
 from smfree.emulator.exec.special import TIMED_REGISTERS
 from smfree.emulator.exec.values import WINDOW_BYTES, width
 from smfree.emulator.exec.warp import per_lane
@@ -35,13 +36,14 @@ _NAMED = 4
 class Look:
     """The words that one load or atomic of a loop read: ``values`` uint8[n, size] at ``places`` of ``home``.
 
-    ``addresses`` are the same as the kernel names them.
+    ``addresses`` are the same as the kernel names them. ``weak``: the load has neither order nor scope.
     """
 
     home: GlobalMemory | HostMemory
     places: Any
     addresses: Any
     values: Any
+    weak: bool
 
     @property
     def size(self) -> int:
@@ -143,7 +145,8 @@ def _look(launch: Launch, g: Group, instr: ast.Instr) -> Look | None:
     words = np.stack([_bytes(per_lane(r, g), element) for r in registers], axis=1).reshape(n, -1)
     addresses, which = np.unique(addresses, return_index=True)
     home, places = _home(launch, addresses, words.shape[1])
-    return None if home is None else Look(home, places, addresses, words[which])
+    weak = instr.opcode != "atom" and strong_scope(instr) is None
+    return None if home is None else Look(home, places, addresses, words[which], weak)
 
 
 def _bytes(column: Any, size: int) -> Any:

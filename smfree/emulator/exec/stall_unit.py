@@ -116,6 +116,8 @@ class StallUnit:
         if (still or launch.crowded) and all(_equal(a, b) for a, b in zip(before[1], now, strict=True)):
             spin = Spin(g, launch.progress, *looks(launch, g, g.pc, last))
             if (still and not spin.complete) or (spin.complete and not spin.has_news(launch.progress)):
+                if spin.looks and all(look.weak for look in spin.looks):
+                    launch.memory.away.polls_weakly(g, spin.looks)
                 self.spinning.append(spin)
                 return True
         if launch.schedule.fair:
