@@ -80,13 +80,13 @@ def test_what_is_missing_is_said_before_anything_runs(
 
 
 @pytest.mark.parametrize(
-    ("device", "said"),
+    ("asked", "said"),
     [("emu:none", "unknown device 'emu:none'"), ("cuda:99", "cuda:99 was asked for, but this")],
 )
 def test_a_device_that_is_not_there_is_one_sentence(
-    device: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    asked: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert gpu_run.main(["--out", str(tmp_path / "out"), "--device", device]) == 1
+    assert gpu_run.main(["--out", str(tmp_path / "out"), "--device", asked]) == 1
     text = capsys.readouterr().out
     assert text.startswith(said) and text.count("\n") == 1
     assert not (tmp_path / "out").exists()
