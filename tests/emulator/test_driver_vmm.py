@@ -243,6 +243,13 @@ def test_nothing_may_use_a_mapping_before_it_has_access() -> None:
     assert driver.process.space.reach(start, 4, "load", context).device is driver.node.devices[0]
 
 
+def test_access_of_a_device_that_is_no_peer() -> None:
+    driver = open_driver("h100", "h100", "a100")
+    start = mapped(driver, create(driver), devices=(0, 1))
+    result = driver.cuMemSetAccess(start, PAGE, [access(2)], 1)
+    refused(driver, result, "INVALID_DEVICE", "device 2 (NVIDIA A100", "of device 0", "cuDeviceCanAccessPeer")
+
+
 def test_access_is_asked_for_and_taken_back() -> None:
     driver = open_driver("h100", "h100")
     start = mapped(driver, create(driver))

@@ -178,13 +178,11 @@ class CopyCalls(MemoryCalls):
         return " through the host" if self._staged(dst, src) else " over NVLink"
 
     def _staged(self, dst: Place, src: Place) -> bool:
-        """Whether a copy between devices goes through the host: neither has access to the other, and no
-        mapping leads there (CUDA C++ Programming Guide, "Peer-to-Peer Memory Copy")."""
+        """Whether a copy between devices goes through the host: no mapping leads there, and neither has
+        access to the other."""
         assert dst.device is not None and src.device is not None
-        if dst.address != dst.at or src.address != src.at:
-            return False
-        one, other = (self.process.contexts[place.device.ordinal] for place in (dst, src) if place.device)
-        return other.ordinal not in one.peers and one.ordinal not in other.peers
+        mapped = dst.address != dst.at or src.address != src.at
+        return not mapped and not self.process.direct(dst.device, src.device)
 
     def _tell(self, place: Place, lo: int, hi: int, time_s: float) -> None:
         """Bytes lo to hi at a place have changed: whoever polls them goes on."""

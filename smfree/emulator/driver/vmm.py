@@ -12,6 +12,7 @@ from smfree.emulator.address_space import PAGE_BYTES
 from smfree.emulator.driver.base import Needs, entry
 from smfree.emulator.driver.errors import CUresult, Refusal, invalid, unsupported
 from smfree.emulator.driver.memory import MemoryCalls, address_of
+from smfree.emulator.driver.peers import can_access
 from smfree.emulator.node import DeviceState
 from smfree.emulator.virtual import GRANULARITY_BYTES, Backing, Handle, Physical, Reservation, Team, View
 
@@ -246,10 +247,13 @@ class VmmCalls(MemoryCalls):
             raise invalid(f"count must be 1 to the {len(desc or ())} entries of desc, got {count}")
         wanted = []
         for description in (desc or ())[: int(count)]:
-            ordinal, flags = self._at(description.location).ordinal, int(description.flags)
+            device, flags = self._at(description.location), int(description.flags)
             if flags not in (0, _READ_WRITE):
                 raise unsupported("read-only access is not emulated; use CU_MEM_ACCESS_FLAGS_PROT_READWRITE")
-            wanted.append((ordinal, bool(flags)))
+            wanted.append((device.ordinal, bool(flags)))
+            for home in (view.handle.backing for view in views if flags):
+                if isinstance(home, Physical) and home.device is not device:
+                    _check_reach(device, home)
         for view in views:
             for ordinal, may in wanted:
                 (view.users.add if may else view.users.discard)(ordinal)
@@ -277,6 +281,16 @@ class VmmCalls(MemoryCalls):
         if sum(view.nbytes for view in views) != nbytes:
             raise invalid(f"[{start:#x}, +{nbytes}) is not mapped throughout; map it with cuMemMap first")
         return views
+
+
+def _check_reach(device: DeviceState, memory: Physical) -> None:
+    """Refuse access of a device to memory of another that is no peer. The code is not documented."""
+    if not can_access(device, memory.device):
+        raise Refusal(
+            CUresult.CUDA_ERROR_INVALID_DEVICE,
+            f"device {device.ordinal} ({device.profile.device.name}) cannot access {memory}; ask "
+            "cuDeviceCanAccessPeer first",
+        )
 
 
 def no_flags(flags: int) -> None:
