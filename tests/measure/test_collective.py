@@ -14,13 +14,18 @@ import pytest
 from kernels.ipc.allgather import allgather, prepare
 from kernels.ipc.group import Group
 from smfree.cuda import Device, LaunchError
-from smfree.measure.collective import Batch, Lineup
+from smfree.measure.clocks import ClockWatch
+from smfree.measure.collective import MAX_QUEUED_COLLECTIVES, Batch, Lineup, timed
 from smfree.measure.devices import DevicePool
 from smfree.measure.errors import MeasureError
 from smfree.measure.instruments import Instruments
 from smfree.measure.nodes import Node, NodeUnavailableError, node_spec, open_node
 from smfree.measure.queue import Blocker
+from smfree.measure.records import Flag, Memory, Record, Traffic
+from smfree.measure.timer import DeviceTimer
 from smfree.ranks import RankContext, spawn
+from tests.measure.fakes import FakeDevice, FakeInstruments
+from tests.measure.test_records import record
 
 # --- fakes: a stream notes what it is told, an event knows its time -----------------------------------------
 
@@ -55,6 +60,7 @@ class FakeBlocker:
     notes: list[str]
     can_hold: bool = True
     in_time: bool = True
+    reason: str = ""
 
     def hold(self, *streams: FakeStream) -> bool:
         self.notes.append("hold " + " ".join(stream.name for stream in streams))
@@ -135,6 +141,123 @@ def test_ranks_of_other_processes_are_told_of_and_waited_for() -> None:
     assert batch == Batch((pytest.approx(2e-6), 9e-6), 1, False)
     start, release = ranks.notes.index("start of a sample"), ranks.notes.index("release")
     assert ranks.notes.index("launch 0") < start < release < ranks.notes.index("times")
+
+
+# --- a point: what is verified, sampled and recorded --------------------------------------------------------
+
+
+class FakeMeasure:
+    """A Measure over fake ranks, with a real clock unless ``deterministic``."""
+
+    def __init__(
+        self, ranks: FakeRanks, *, deterministic: bool = False, rounds: int = 3, **changes: Any
+    ) -> None:
+        self.ranks, self.deterministic, self._rounds = ranks, deterministic, rounds
+        blocker = FakeBlocker(ranks.notes, **changes)
+        tally = SimpleNamespace(since=lambda: [{"launches": 2}, {"launches": 2}])
+        fill = lambda: ranks.notes.append("fill L2")  # noqa: E731
+        self.node = SimpleNamespace(blocker=blocker, tally=lambda: tally, fill_l2=fill)
+        self.device, self.spec = FakeDevice("emu:h100" if deterministic else "cuda:0"), "cuda:0"
+        self.instruments = FakeInstruments(self.device)
+        self.timer = DeviceTimer(self.instruments.queue)
+        self.clock_watch = ClockWatch()
+
+    def node_of(self, device: object) -> Any:
+        return self.node
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    def verify(self, verify: Callable[[], None]) -> None:
+        self.ranks.notes.append("verify")
+        verify()
+
+    def pedantic(self, target: Callable[[], None]) -> None:
+        for _ in range(self._rounds):
+            target()
+
+    def record(self, point: Any, seconds: list[float], *rest: Any) -> Record:
+        return record(samples_s=seconds, memory=Memory.PEER, counters=rest[1])
+
+    def finish(self, done: Record) -> Record:
+        return done
+
+
+POINT: Any = SimpleNamespace(traffic=Traffic(8, 4, 4))
+
+
+def launches_between(notes: list[str]) -> list[tuple[bool, int]]:
+    """(held, launches) of each batch."""
+    found: list[tuple[bool, int]] = []
+    held = False
+    for note in notes:
+        held = note.startswith("hold") or (held and note != "release")
+        if note == "launch 0":
+            found.append((held, 0))
+        if note.startswith("launch"):
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+    return found
+
+
+def test_a_point_is_verified_before_it_is_timed_and_every_sample_is_the_slowest_rank() -> None:
+    """5 us: 40 would fill 200 us, 8 fit the queue."""
+    ranks = FakeRanks((2.0, 5.0))
+    measure: Any = FakeMeasure(ranks)
+    done = timed(measure, POINT, ranks.members, ranks.launch, lambda: None)
+    assert launches_between(ranks.notes) == [(False, 1), (True, 1), (True, 8), (True, 8), (True, 8)]
+    assert ranks.notes.index("verify") < ranks.notes.index("hold s0 s1")
+    assert done.samples_s == pytest.approx([5e-6] * 3)
+    assert done.per_rank["seconds"] == pytest.approx([2e-6, 5e-6])
+    assert done.per_rank["launches"] == [2, 2]
+    assert done.timing["launches_per_sample"] == MAX_QUEUED_COLLECTIVES
+    assert done.timing["skew_s_per_sample"] == pytest.approx([3e-6] * 3)
+    assert measure.timer() == pytest.approx(15e-6)
+    assert done.flags == []
+
+
+def test_long_collectives_are_sampled_one_by_one() -> None:
+    ranks = FakeRanks((900.0, 1000.0))
+    measure: Any = FakeMeasure(ranks)
+    timed(measure, POINT, ranks.members, ranks.launch, lambda: None)
+    assert launches_between(ranks.notes)[2:] == [(True, 1)] * 3
+
+
+def test_a_wrong_result_is_no_number() -> None:
+    ranks = FakeRanks((2.0, 5.0))
+    measure: Any = FakeMeasure(ranks)
+
+    def wrong() -> None:
+        raise AssertionError("rank 1 has 4 wrong bytes")
+
+    with pytest.raises(AssertionError, match="rank 1 has 4 wrong bytes"):
+        timed(measure, POINT, ranks.members, ranks.launch, wrong)
+    assert launches_between(ranks.notes) == [(False, 1)]
+
+
+def test_without_a_blocker_the_point_says_that_ranks_may_have_started_apart() -> None:
+    ranks = FakeRanks((2.0, 5.0))
+    measure: Any = FakeMeasure(ranks, can_hold=False)
+    measure.node.blocker.reason = "no host-mapped memory"
+    done = timed(measure, POINT, ranks.members, ranks.launch, lambda: None)
+    assert done.flags == [Flag.NO_BLOCKER]
+    assert "ranks may have started one after the other: no host-mapped memory" in done.notes[0]
+
+
+def test_a_short_collective_is_launch_bound() -> None:
+    """An empty launch takes 2 us."""
+    ranks = FakeRanks((3.0, 3.9))
+    measure: Any = FakeMeasure(ranks)
+    assert Flag.LAUNCH_BOUND in timed(measure, POINT, ranks.members, ranks.launch, lambda: None).flags
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_deterministic_clock_samples_the_first_collective_unless_its_caches_were_cold(cold: bool) -> None:
+    ranks = FakeRanks((2.0, 5.0))
+    measure: Any = FakeMeasure(ranks, deterministic=True, rounds=1)
+    done = timed(measure, POINT, ranks.members, ranks.launch, lambda: None, cold_counters=cold)
+    assert launches_between(ranks.notes) == [(True, 1)] * (2 if cold else 1)
+    assert ("fill L2" in ranks.notes) is cold
+    assert done.samples_s == pytest.approx([5e-6])
 
 
 # --- the blocker on a node ----------------------------------------------------------------------------------
