@@ -42,10 +42,11 @@ class Pair:
     schedule: str = "min-pc"
     seed: int = 0
     access: bool = True
+    strict: str = "error"
     node: Node = field(init=False)
 
     def __post_init__(self) -> None:
-        self.node = Node(["h100", "h100"], schedule=self.schedule, seed=self.seed)
+        self.node = Node(["h100", "h100"], schedule=self.schedule, seed=self.seed, strict=self.strict)
         self.process = self.node.attach()
         if self.access:
             self.context.peers.add(1)
@@ -388,6 +389,15 @@ def test_a_scope_that_does_not_reach_the_peer(instruction: str, what: str, scope
         instruction.replace(".cta", ".sys").replace(".gpu", ".sys").replace("atom.global", "atom.sys.global")
     )
     pair.run(wide, pair.put(pair.own, words(1)), word, block=1)
+
+
+def test_a_scope_that_does_not_reach_the_peer_is_right_for_one_device_alone() -> None:
+    """PTX ISA, "Scope": .gpu are the threads of the device, wherever the memory lies."""
+    pair = Pair(strict="record")
+    word = pair.put(pair.peer, np.zeros(1, np.uint32))
+    found = pair.run("atom.global.add.u32 %r10, [%rd1], 1;", pair.put(pair.own, words(1)), word, grid=3)
+    assert pair.read(pair.peer, word, 1) == 96
+    assert {finding.rule for finding in found.findings} == {"scope.too_narrow"}
 
 
 class Kernel:

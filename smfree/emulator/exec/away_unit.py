@@ -15,7 +15,7 @@ import numpy as np
 
 from smfree.emulator.bytespace import fault, shown
 from smfree.emulator.crossing import Asked, Crossing, Written, packets_of
-from smfree.emulator.errors import EmulationError
+from smfree.emulator.errors import EmulationError, Severity
 from smfree.emulator.exec.flights import Flights
 from smfree.emulator.exec.lanes import LaneSet
 from smfree.emulator.exec.routing import Part, Router
@@ -81,7 +81,8 @@ class AwayUnit:
     def strong(self, at: Issue, addr: Any, parts: list[Part] | None, size: int, access: Strong) -> None:
         """Check strong accesses, elements of ``size`` bytes, where several devices share the machine.
 
-        Raises MemoryFault: a scope below .sys on another device's memory, or a race with another device's
+        A scope below .sys on another device's memory is told as strict: it is right as long as this device
+        alone uses the word. Raises MemoryFault for a race with another device's
         (:mod:`~smfree.emulator.strong`).
         """
         launch, count = self.launch, access.count
@@ -92,7 +93,7 @@ class AwayUnit:
             with part.positions():
                 peer = self.router.peer_of(part.region)
                 if peer is not None and access.scope != "sys":
-                    raise fault(
+                    finding = fault(
                         "scope.too_narrow",
                         0,
                         f"{access.what} of {size} bytes with scope .{access.scope} by device {mine} at "
@@ -100,6 +101,8 @@ class AwayUnit:
                         f"{peer.ordinal}",
                         "use .sys",
                     )
+                    finding.severity = Severity.STRICT
+                    launch.report(finding)
                 elements = (part.addr[:, None] + size * np.arange(count)).ravel()
                 try:
                     self.note(part.memory, elements, shape, label)
