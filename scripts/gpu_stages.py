@@ -53,7 +53,14 @@ def environment(device: Device, out: Path) -> None:
     lines = [f"python {sys.version}", f"system {platform.platform()}", f"device {device!r}"]
     lines += [f"{name} {version}" for name, version in versions(device).items()]
     lines += [f"{name}: {getattr(device.capabilities, name)}" for name in sorted(vars(device.capabilities))]
-    for command in (["nvidia-smi"], ["nvidia-smi", "-q", "-d", "CLOCK,PERFORMANCE"], ["ncu", "--version"]):
+    for command in (
+        ["nvidia-smi"],
+        ["nvidia-smi", "-q", "-d", "CLOCK,PERFORMANCE,COMPUTE"],
+        ["nvidia-smi", "topo", "-m"],
+        ["nvidia-smi", "topo", "-p2p", "r"],
+        ["nvidia-smi", "nvlink", "-s"],
+        ["ncu", "--version"],
+    ):
         lines.append(f"$ {' '.join(command)}\n{_output(command)}")
     (out / "environment.txt").write_text("\n".join(lines) + "\n")
 

@@ -24,6 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Guide, environment variables); the driver reads it before the first context.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     config.addinivalue_line("markers", "on_device: runs on the devices that --device names")
+    config.addinivalue_line("markers", "node: so do its ranks, which wait for each other: not beside others")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

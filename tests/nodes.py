@@ -23,12 +23,14 @@ from smfree.ranks.gpus import Gpus
 
 def parametrize(metafunc: pytest.Metafunc, fixture: str, emulated: Sequence[str], real: str) -> None:
     """Run a test that takes ``fixture`` on each device that was asked for, else on ``emulated`` and, where
-    there is a GPU, on ``real``. The marker ``on_device`` selects such tests."""
+    there is a GPU, on ``real``. The markers ``on_device`` and, for those of several GPUs, ``node`` select
+    such tests."""
     if fixture in metafunc.fixturenames:
         specs = device_specs(metafunc.config)
         if specs == ["auto"]:
             specs = [*emulated, *([real] if real_devices()[1] else [])]
-        params = [pytest.param(spec, marks=pytest.mark.on_device) for spec in specs]
+        marks = [pytest.mark.on_device, *([pytest.mark.node] if fixture == "node" else [])]
+        params = [pytest.param(spec, marks=marks) for spec in specs]
         metafunc.parametrize(fixture, params, ids=specs, indirect=True)
 
 

@@ -32,7 +32,7 @@ def test_a_good_and_a_bad_stage_say_so_and_keep_their_logs(tmp_path: Path) -> No
     assert (tmp_path / "good.log").read_text().endswith("hello\n")
     text = gpu_run.summary_text("emu:h100", [good, bad], tmp_path)
     assert "failed (rc 3)" in text
-    assert "good.log" in text
+    assert "good.log  hello" in text
 
 
 def test_a_stage_over_its_limit_is_interrupted_first(tmp_path: Path) -> None:
@@ -54,11 +54,49 @@ def test_no_stage_starts_without_time_left(tmp_path: Path) -> None:
 def test_all_limits_together_are_known_and_tests_and_benchmarks_have_room() -> None:
     found = {item.name: item for item in gpu_run.stages("cuda:0", Path("x"), quick=False)}
     assert list(found) == [
-        "environment", "compile", "sass", "tests", "timing", "hangs",
-        "latency", "throughput", "counters", "pipelines",
+        "environment", "driver_facts", "cuda", "processes", "ipc", "compile", "sass", "tests", "timing", "hangs",
+        "latency", "throughput", "counters", "host", "peers", "pipelines",
     ]  # fmt: skip
     assert "--benchmark-json=x/latency.json" in found["latency"].command
     assert gpu_run.TOTAL_S < 600
+
+
+def test_kernels_that_wait_for_each_other_have_one_worker_and_are_in_no_other_stage() -> None:
+    found = {item.name: " ".join(item.command) for item in gpu_run.stages("cuda", Path("x"), quick=False)}
+    for name in ("cuda", "processes", "ipc"):
+        assert "--device cuda " in found[name] and "-m node -n 1 " in found[name]
+    assert "--device cuda:0 " in found["tests"] and "not node" in found["tests"]
+    assert "--ignore=tests/kernels/test_ipc_processes.py" in found["ipc"]
+
+
+@pytest.mark.parametrize(
+    ("device", "one", "gpus"),
+    [("cuda:2,3", "cuda:2", 2), ("emu:h100", "emu:h100", 16), ("emu:h100:0", "emu:h100", 1),
+     ("emu:h100x4", "emu:h100", 4)],
+)  # fmt: skip
+def test_a_device_string_has_a_first_gpu_and_a_number(device: str, one: str, gpus: int) -> None:
+    assert (gpu_run.first_of(device), gpu_run.gpus_of(device)) == (one, gpus)
+
+
+def test_a_stage_for_more_gpus_than_there_are_is_left_out_and_no_failure(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert gpu_run.main(["--out", str(out), "--device", "emu:h100:0", "--quick", "--only", "peers"]) == 0
+    text = (out / "summary.txt").read_text()
+    assert "left out: needs 2 GPUs, emu:h100:0 has 1" in text
+
+
+def test_a_stage_that_there_is_not_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--out", str(tmp_path / "out"), "--device", "emu:h100", "--only", "facts,ipc"]
+    assert gpu_run.main(arguments) == 1
+    assert "no stage facts; there are environment, driver_facts" in capsys.readouterr().out
+
+
+def test_the_answers_of_the_driver_are_kept(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["--out", str(out), "--device", "emu:h100", "--quick", "--only", "driver_facts"]
+    assert gpu_run.main(arguments) == 0
+    rows = json.loads((out / "driver_facts.json").read_text())
+    assert {"question", "emulated", "real"} == set(rows[0])
 
 
 def test_a_run_writes_its_summary_and_an_archive_and_counts_failures(tmp_path: Path) -> None:
