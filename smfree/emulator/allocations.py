@@ -44,7 +44,7 @@ class Allocation:
         return f"{state}{name} [0x{self.start:x}, 0x{self.end:x}) of {self.nbytes} bytes"
 
 
-class _Reserve:
+class Reserve:
     """Zero bytes that cost nothing until touched, and again nothing once given up."""
 
     def __init__(self, nbytes: int) -> None:
@@ -91,7 +91,7 @@ class Allocator(ByteSpace):
         reserve = -(-(capacity_bytes + (64 << 20)) // (1 << 20)) << 20
         while True:
             try:
-                self._stores = _Reserve(reserve), _Reserve(reserve)
+                self._stores = Reserve(reserve), Reserve(reserve)
                 break
             except (OSError, ValueError):
                 if reserve <= 64 << 20:

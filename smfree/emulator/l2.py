@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from smfree.emulator.allocations import Reserve
 from smfree.emulator.profile import LINE_BYTES, Profile
 
 
@@ -19,8 +20,7 @@ class L2:
         self.capacity_lines = max(1, int(profile.device.l2_bytes * profile.l2.usable_fraction) // LINE_BYTES)
         self._piece = max(1, self.capacity_lines // 4)
         self._filled = self.capacity_lines  # lines filled so far; starts so that 0 means "never"
-        self._arena_lines = arena_lines
-        self._fill_at = np.zeros(min(arena_lines, 1 << 16), dtype=np.int64)  # grows to the last line touched
+        self._fill_at = Reserve(8 * arena_lines).bytes.view(np.int64)
 
     def touch(self, line_ids: NDArray[np.int64], write: bool) -> NDArray[np.bool_]:
         """Access lines in order and return which were resident (length n).
@@ -45,7 +45,7 @@ class L2:
         else:
             where, last, distinct = line_ids, int(line_ids.max(initial=-1)), False
         if last >= len(self._fill_at):
-            self._grow(last)
+            raise IndexError(f"line {last} is outside the arena of {len(self._fill_at)} lines")
         hit = self._filled - self._fill_at[where] < self.capacity_lines
         if hit.all():
             return hit
@@ -61,13 +61,6 @@ class L2:
         self._fill_at[missing] = self._filled + 1 + np.arange(len(missing))
         self._filled += len(missing)
         return hit
-
-    def _grow(self, last: int) -> None:
-        if last >= self._arena_lines:
-            raise IndexError(f"line {last} is outside the arena of {self._arena_lines} lines")
-        fill_at = np.zeros(min(self._arena_lines, max(last + 1, 2 * len(self._fill_at))), dtype=np.int64)
-        fill_at[: len(self._fill_at)] = self._fill_at
-        self._fill_at = fill_at
 
     def flush(self) -> None:
         """Nothing is resident any more."""

@@ -114,16 +114,17 @@ class SharedHostMemory(HostMemory):
         """Undo :meth:`adopt` or the mapping of :meth:`allocate`.
 
         Untouched zero pages take the place, and no address is given twice: a copy that is late hits nothing.
+        They reach to the next range, so that the system joins them to one mapping.
         """
         found = self._mapped.pop(address)
-        _mmap(found.start, found.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE | _FIXED, -1, 0)
+        _mmap(found.start, _step(found.nbytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE | _FIXED, -1, 0)
         if found.fd is not None:
             os.close(found.fd)
 
     def _map(self, nbytes: int, fd: int, offset: int) -> int:
         while True:
             start = self._next
-            self._next += -(-nbytes // _STEP) * _STEP + _STEP
+            self._next += _step(nbytes)
             if self._next > ARENA_END:
                 raise OSError(errno.ENOMEM, "the node's host addresses are used up")
             try:
@@ -131,6 +132,11 @@ class SharedHostMemory(HostMemory):
             except FileExistsError:
                 continue
             return start
+
+
+def _step(nbytes: int) -> int:
+    """From the start of a range to that of the next one: a gap lies between them."""
+    return -(-nbytes // _STEP) * _STEP + _STEP
 
 
 # ------------------------------------------------------------------------------------ the client's side
