@@ -26,9 +26,9 @@ import pytest
 from numpy.typing import NDArray
 
 from bench import nccl
-from bench.axes import NCCL, AllgatherPoint, allgather_points
 from bench.cost import resources
 from bench.groups import finish, group_for
+from bench.peer_axes import NCCL, AllgatherPoint, allgather_points
 from kernels.common import ConfigError
 from kernels.ipc.allgather import Config, GatherInfo, allgather, prepare, throughput_config, ways
 from kernels.ipc.copy_engine import CopyEngineConfig

@@ -18,9 +18,9 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from bench.axes import PeerFlagPoint, peer_flag_points
 from bench.cost import resources
 from bench.groups import finish, group_for
+from bench.peer_axes import PeerFlagPoint, peer_flag_points
 from kernels.ipc.flag_latency import RESULT_WORDS, FlagLatencyConfig, ping_pong
 from kernels.ipc.group import Group
 from kernels.ipc.symmetric import Symmetric

@@ -22,9 +22,11 @@ def node_spec(spec: str, ranks: int, gpus: int) -> str:
 
     An emulated machine has as many as are asked for, all of the profile of ``spec``; a real one has ``gpus``.
     """
-    if spec.startswith("emu:"):
-        profile = spec.removeprefix("emu:").partition("x")[0].partition(":")[0]
-        return f"emu:{profile}x{ranks}"
+    from smfree.cuda.choose import Kind, parse_spec
+
+    asked = parse_spec(spec)
+    if asked.kind is Kind.EMULATED:
+        return f"emu:{asked.profile}x{ranks}"
     if gpus < ranks:
         raise NodeUnavailableError(f"{ranks} GPUs are needed, this machine has {gpus}")
     return "cuda:" + ",".join(map(str, range(ranks)))
