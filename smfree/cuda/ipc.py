@@ -21,6 +21,7 @@ import os
 import pickle
 import secrets
 import weakref
+from collections import deque
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 HANDLE_BYTES = 64
 """CU_IPC_HANDLE_SIZE."""
+_STALE_HANDLES = 256
+"""How many are remembered; the driver refuses older ones as handles of freed memory."""
 
 _EXPORTABLE = (
     "CUDA IPC exports what cuMemAlloc gave (device.empty, cudaMalloc). PyTorch's expandable segments "
@@ -135,7 +138,8 @@ def export_event(event: Event) -> EventHandle:
 class _Import:
     """An opened allocation; closed when the last array of it is gone."""
 
-    def __init__(self, calls: Calls, ptr: int) -> None:
+    def __init__(self, calls: Calls, handle: bytes, ptr: int) -> None:
+        self.handle = handle
         self.ptr = ptr
         self.users: weakref.WeakSet[Allocation] = weakref.WeakSet()
         self._close = weakref.finalize(self, calls.quiet, "cuIpcCloseMemHandle", ptr)
@@ -158,9 +162,9 @@ class Imports:
     def __init__(self, device: Device) -> None:
         self._device = weakref.ref(device)
         self._open: weakref.WeakValueDictionary[bytes, _Import] = weakref.WeakValueDictionary()
-        self._latest: dict[tuple[Origin, int], bytes] = {}
-        """The handle opened last for an allocation's address in its process."""
-        self._stale: set[bytes] = set()
+        self._latest: weakref.WeakValueDictionary[tuple[Origin, int], _Import] = weakref.WeakValueDictionary()
+        """What was opened last for an allocation's address in its process."""
+        self._stale: deque[bytes] = deque(maxlen=_STALE_HANDLES)
 
     def __len__(self) -> int:
         """How many allocations are open: what is left at the end was leaked."""
@@ -174,9 +178,8 @@ class Imports:
         self._retire(handle)
         found = self._open.get(handle.handle)
         if found is None or found.closed:
-            self._latest[handle.origin, handle.base] = handle.handle
-            found = _Import(device.calls, _open_memory(device, handle))
-            self._open[handle.handle] = found
+            found = _Import(device.calls, handle.handle, _open_memory(device, handle))
+            self._open[handle.handle] = self._latest[handle.origin, handle.base] = found
             device.track(found)
         user = Allocation(device.calls, found.ptr, handle.allocation_bytes, owner=found)
         found.users.add(user)
@@ -192,10 +195,9 @@ class Imports:
                 "memory was freed and allocated anew; export it again"
             )
         before = self._latest.get((handle.origin, handle.base))
-        if before is not None and before != handle.handle:
-            self._stale.add(before)
-            if before in self._open:
-                self._open[before].close()
+        if before is not None and before.handle != handle.handle:
+            self._stale.append(before.handle)
+            before.close()
 
 
 def _open_memory(device: Device, handle: MemoryHandle) -> int:
