@@ -56,7 +56,9 @@ def specs_of(item: pytest.Item) -> set[str]:
     callspec = getattr(item, "callspec", None)
     params = dict(callspec.params) if callspec else {}
     row = params.get("row")
-    found = [params.get(name) for name in FIXTURES] + [row.get("spec") if isinstance(row, dict) else None]
+    found = [row.get("spec")] if isinstance(row, dict) else []
+    if item.get_closest_marker("on_device") is not None:
+        found += [params.get(name) for name in FIXTURES]
     return {spec for spec in found if spec}
 
 
