@@ -289,9 +289,11 @@ def _how(records: Sequence[Record]) -> str:
     """By what the points were verified."""
     loads = sum(record.key.get("leg") == "load" for record in records)
     control = sum(record.question is Question.CONTROL for record in records)
-    parts = ["bitwise"] if loads + control < len(records) else []
+    flags = sum(r.question is Question.PEER_FLAG and not r.key["data_bytes"] for r in records)
+    parts = ["bitwise"] if loads + control + flags < len(records) else []
     parts += [f"{loads} load legs by the tile that their chain ends at"] if loads else []
     parts += [f"{control} control operations by what test_wait answers"] if control else []
+    parts += [f"{flags} flags by both sides having played to the end"] if flags else []
     return ", ".join(parts)
 
 
