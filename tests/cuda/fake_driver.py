@@ -109,6 +109,14 @@ class FakeDriver:
 
         return call
 
+    def _attribute(self, asked: Any, device: Any) -> tuple[int]:
+        """Some have two names, of which CUDA 12's binding shows another than CUDA 13's."""
+        del device
+        members = cuda.CUdevice_attribute.__members__.items()
+        names = [name.removeprefix("CU_DEVICE_ATTRIBUTE_") for name, known in members if known == asked]
+        (known,) = [self.attributes[name] for name in names if name in self.attributes]
+        return (known,)
+
     def calls(self, name: str) -> list[tuple[Any, ...]]:
         """The arguments of every call of one function."""
         return [args for api, args in self.log if api == name]
@@ -125,9 +133,7 @@ class FakeDriver:
             "cuDeviceGet": lambda ordinal: (ordinal,),
             "cuDeviceGetName": lambda size, device: (b"Fake H100\0\0",),
             "cuDeviceTotalMem": lambda device: (80 * 2**30,),
-            "cuDeviceGetAttribute": lambda a, device: (
-                self.attributes[a.name[len("CU_DEVICE_ATTRIBUTE_") :]],
-            ),
+            "cuDeviceGetAttribute": self._attribute,
             "cuDriverGetVersion": lambda: (self.version,),
             "cuDevicePrimaryCtxRetain": handle,
             "cuStreamCreate": handle,
