@@ -95,17 +95,17 @@ def test_launched_graph_lives_until_its_stream_is_waited_for(gpu: Device, add: K
     assert x.numpy()[0] == 1
 
 
-def test_what_is_collected_in_a_capture_is_freed_after_it(gpu: Device) -> None:
+def test_what_is_collected_in_a_capture_is_freed_after_it(h100: Device) -> None:
     """Freeing is forbidden to the capturing thread; a dropped array must not break the capture."""
-    x = gpu.asarray(np.zeros(N, np.uint32))
-    used = gpu.emulator.memory.allocated_bytes
-    dropped, stream = gpu.empty(N), gpu.stream()
+    x = h100.asarray(np.zeros(N, np.uint32))
+    used = h100.emulator.memory.allocated_bytes
+    dropped, stream = h100.empty(N), h100.stream()
     with stream.capture() as graph:
         del dropped
         gc.collect()
         x.fill(1, stream=stream)
-        assert gpu.emulator.memory.allocated_bytes > used
-    assert gpu.emulator.memory.allocated_bytes == used
+        assert h100.emulator.memory.allocated_bytes > used
+    assert h100.emulator.memory.allocated_bytes == used
     graph.launch()
     stream.synchronize()
     assert x.numpy().tolist() == [0x01010101] * N
