@@ -204,7 +204,7 @@ def test_shared_memory_is_registered_at_an_address_of_the_node(driver: RemoteDri
 
 
 def test_private_memory_cannot_be_registered(driver: RemoteDriver) -> None:
-    private = np.zeros(1 << 20, np.uint8)
+    private = np.frombuffer(mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
     words = "private memory of this process", "cuMemHostAlloc", "memfd"
     refused(driver, driver.cuMemHostRegister(private, private.nbytes, 0), "NOT_SUPPORTED", *words)
 
