@@ -108,7 +108,7 @@ def stages(device: str, out: Path, *, quick: bool) -> list[Stage]:
         Stage("latency", (*pytest, *axes, *rounds, *_bench(out, "latency")), 200),
         Stage("throughput", (*pytest, *axes, *rounds, *_bench(out, "throughput")), 200),
         Stage("counters", (*helper, "counters", *place), 90),
-        Stage("host", (*pytest, *axes, *rounds, *_bench(out, "host")), 180),
+        Stage("host", (*pytest, *axes, *rounds, *_bench(out, "host")), 300),
         Stage("peers", (*pytest, *axes, *rounds, *_bench(out, "peers")), 400, gpus=2),
         Stage("pipelines", (*pytest, *axes, *rounds, *_bench(out, "pipelines")), 500),
     ]

@@ -31,10 +31,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parametrize(metafunc, "node", ["emu:h100"], "cuda")
 
 
+@pytest.fixture(scope="session")
+def contexts() -> Iterator[dict[str, list[Device]]]:
+    """Real GPUs by the name of their machine, open from the first test to the last: a primary context that
+    each test makes and destroys costs more than the test."""
+    kept: dict[str, list[Device]] = {}
+    yield kept
+    for device in (device for devices in kept.values() for device in devices):
+        device.close()
+
+
 @pytest.fixture
-def node(request: pytest.FixtureRequest) -> str:
+def node(request: pytest.FixtureRequest, contexts: dict[str, list[Device]]) -> str:
     """The name of a machine."""
     name: str = request.param
+    if not is_emulated(name) and name not in contexts:
+        contexts[name] = Device.open_all(name)
     return name
 
 
