@@ -25,9 +25,8 @@ import numpy as np
 from kernels.common import check_whole
 from kernels.ipc.errors import GroupError
 from kernels.ipc.exchange import Exchange, InProcess, Joined, agree
-from kernels.ipc.heap import rounded
 from kernels.ipc.member import Member
-from kernels.ipc.pool import Pool
+from kernels.ipc.pool import Pool, rounded
 from kernels.ipc.reach import enable_access, group_path
 from kernels.ipc.signals import SignalLayout
 from kernels.ipc.slabs import Backing, Slabs, make_first

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from kernels.ipc.signals import SignalLayout
 from smfree.cuda import Device, HostBuffer, Stream
 from smfree.cuda.vmm import attribute
+
+
+class Seat(Protocol):
+    """A local rank and its device: what memory is made for."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def device(self) -> Device: ...
 
 
 class Member:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any
 
+from kernels.ipc.member import Seat
 from smfree.cuda import Device, Path, enable_peers
+from smfree.cuda.peers import direct_link
 
 _SLOWEST_FIRST = (Path.STAGED, Path.PCIE, Path.NVLINK, Path.LOCAL)
-
-
-class Placed(Protocol):
-    """A local rank and its device."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def device(self) -> Device: ...
 
 
 def enable_access(devices: Sequence[Device]) -> str | None:
@@ -29,7 +22,7 @@ def enable_access(devices: Sequence[Device]) -> str | None:
     return None
 
 
-def group_path(members: Iterable[Placed], uuids: Sequence[str], direct_reason: str | None) -> Path:
+def group_path(members: Iterable[Seat], uuids: Sequence[str], direct_reason: str | None) -> Path:
     """The slowest way from a local rank to a peer; peers of other processes are found by UUID (case D11).
 
     A GPU that this process does not see is reached over a link that cannot be asked about: PCIe is assumed,
@@ -39,24 +32,14 @@ def group_path(members: Iterable[Placed], uuids: Sequence[str], direct_reason: s
         return Path.STAGED
     paths = {Path.LOCAL}
     for member in members:
-        ordinals = _ordinals(member.device)
+        peers = _gpus(member.device)
         for uuid in uuids:
             if uuid != member.device.uuid:
-                paths.add(_link(member.device, ordinals[uuid]) if uuid in ordinals else Path.PCIE)
+                paths.add(direct_link(member.device, peers[uuid]) if uuid in peers else Path.PCIE)
     return min(paths, key=_SLOWEST_FIRST.index)
 
 
-def _ordinals(device: Device) -> dict[str, int]:
-    """The GPUs that this process sees, by UUID."""
-    count = int(device.calls("cuDeviceGetCount"))
-    handles = [device.calls("cuDeviceGet", ordinal) for ordinal in range(count)]
-    return {bytes(device.calls("cuDeviceGetUuid", h).bytes).hex(): i for i, h in enumerate(handles)}
-
-
-def _link(device: Device, ordinal: int) -> Path:
-    """As :func:`smfree.cuda.path_between`, without a context on the peer."""
-    names = device.driver.CUdevice_P2PAttribute
-    atomics = names.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
-    peer = device.calls("cuDeviceGet", ordinal)
-    native = int(device.calls("cuDeviceGetP2PAttribute", atomics, device.handle, peer))
-    return Path.NVLINK if native else Path.PCIE
+def _gpus(device: Device) -> dict[str, Any]:
+    """The GPUs that this process sees, by UUID; it needs no context on them."""
+    handles = [device.calls("cuDeviceGet", i) for i in range(int(device.calls("cuDeviceGetCount")))]
+    return {bytes(device.calls("cuDeviceGetUuid", handle).bytes).hex(): handle for handle in handles}

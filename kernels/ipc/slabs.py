@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
 from kernels.ipc.errors import GroupError
 from kernels.ipc.exchange import Exchange, together
-from kernels.ipc.multicast_slab import add_multicast
+from kernels.ipc.member import Seat
+from kernels.ipc.multicast_slab import NoMulticast, join_multicast
 from smfree.cuda import CudaHostError, Device, DeviceArray, ipc
 from smfree.cuda.multicast import multicast_unavailable
 from smfree.cuda.vmm import PhysicalMemory, vmm_unavailable
@@ -35,15 +35,6 @@ class Backing(StrEnum):
     VMM = "virtual memory management"
     IPC = "CUDA IPC"
     ALONE = "no way to the peers"
-
-
-class Seat(Protocol):
-    """A local rank and its device."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def device(self) -> Device: ...
 
 
 @dataclass(eq=False)
@@ -207,7 +198,10 @@ def _vmm(slabs: Slabs, seats: Sequence[Seat], exchange: Exchange) -> None:
         else:
             slabs.undo.append(lambda: _parting(exchange))
             _map_across(slabs, seats[0], own[0], [int(size) for size in sizes], exchange, handles)
-        add_multicast(slabs, seats, own, exchange)
+        try:
+            slabs.multicast.update(join_multicast(slabs.nbytes, seats, own, exchange, slabs.undo))
+        except NoMulticast as reason:
+            slabs.multicast_reason = str(reason)
     finally:
         for memory in handles:
             memory.close()

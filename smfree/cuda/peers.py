@@ -80,23 +80,28 @@ def enable_peers(devices: Sequence[Device]) -> None:
 
 def path_between(a: Device, b: Device) -> Path:
     """The way of a copy from ``a`` to ``b`` as things stand: STAGED until peer access was enabled in either
-    direction (through these devices).
-
-    A link over which every atomic works natively is taken for NVLink (CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_
-    SUPPORTED; PCIe does not carry all of them), any other direct one for PCIe.
-    """
+    direction (through these devices)."""
     _check_same_driver(a, b)
     if a.ordinal == b.ordinal:
         return Path.LOCAL
     enabled = b.ordinal in a.peers or a.ordinal in b.peers
-    if not enabled or not _link(a, b, "ACCESS_SUPPORTED"):
+    if not enabled or not _p2p(a, b.handle, "ACCESS_SUPPORTED"):
         return Path.STAGED
-    return Path.NVLINK if _link(a, b, "NATIVE_ATOMIC_SUPPORTED") else Path.PCIE
+    return direct_link(a, b.handle)
 
 
-def _link(a: Device, b: Device, name: str) -> int:
-    attribute = getattr(a.driver.CUdevice_P2PAttribute, f"CU_DEVICE_P2P_ATTRIBUTE_{name}")
-    return int(a.calls("cuDeviceGetP2PAttribute", attribute, a.handle, b.handle, attribute=name))
+def direct_link(device: Device, peer: Any) -> Path:
+    """The link from a device to the CUdevice ``peer``, when it is used directly.
+
+    One over which every atomic works natively is taken for NVLink (CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_
+    SUPPORTED; PCIe does not carry all of them), any other one for PCIe.
+    """
+    return Path.NVLINK if _p2p(device, peer, "NATIVE_ATOMIC_SUPPORTED") else Path.PCIE
+
+
+def _p2p(device: Device, peer: Any, name: str) -> int:
+    attribute = getattr(device.driver.CUdevice_P2PAttribute, f"CU_DEVICE_P2P_ATTRIBUTE_{name}")
+    return int(device.calls("cuDeviceGetP2PAttribute", attribute, device.handle, peer, attribute=name))
 
 
 def _check_same_driver(device: Device, peer: Device) -> None:

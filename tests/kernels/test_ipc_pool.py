@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from kernels.ipc.errors import PoolError
-from kernels.ipc.heap import ALIGNMENT_BYTES, Heap
-from kernels.ipc.pool import Block, Pool
+from kernels.ipc.pool import ALIGNMENT_BYTES, Block, Heap, Pool
 from kernels.ipc.slabs import Backing, Slabs
 
 UNIT = ALIGNMENT_BYTES
