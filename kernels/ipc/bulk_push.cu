@@ -38,30 +38,30 @@ PTX_INLINE u32 bytes_at(u64 at, Slice body) {
   return body.end - at < TILE_BYTES ? (u32)(body.end - at) : TILE_BYTES;
 }
 
-PTX_INLINE void load_tile(u32 s, const u8* own, u64 at, Slice body) {
+PTX_INLINE void load_tile(u32 s, const u8* source, u64 at, Slice body) {
   const u32 tile_bytes = bytes_at(at, body);
   mbarrier_arrive_expect_tx(full_at(s), tile_bytes);
-  cp_async_bulk_shared_global(stage_at(s), own + at, tile_bytes, full_at(s));
+  cp_async_bulk_shared_global(stage_at(s), source + at, tile_bytes, full_at(s));
 }
 
-PTX_INLINE void push_body(const Gather& gather, Slice body, u32 rank) {  // one thread
-  const u8* const own = gather.dst[rank];
+// One thread. In place the first turn is 1, else 0: the own dst takes a copy, too.
+PTX_INLINE void push_body(const Gather& gather, const u8* source, Slice body, u32 rank, u32 first) {
   u64 request = body.begin;  // the next tile to ask for
 #pragma unroll 1
   for (u32 s = 0; s < NUM_STAGES && request < body.end; ++s, request += TILE_BYTES)
-    load_tile(s, own, request, body);
+    load_tile(s, source, request, body);
 
   u32 s = 0, refill = 0, phase = 0;
 #pragma unroll 1
   for (u64 at = body.begin; at < body.end; at += TILE_BYTES) {
     wait_parity(full_at(s), phase);
 #pragma unroll 1
-    for (u32 turn = 1; turn < WORLD_SIZE; ++turn)
+    for (u32 turn = first; turn < WORLD_SIZE; ++turn)
       cp_async_bulk_global_shared(peer_dst(gather, rank, turn) + at, stage_at(s), bytes_at(at, body));
     cp_async_bulk_commit_group();
     if (request < body.end && at >= body.begin + DEFER * TILE_BYTES) {
       cp_async_bulk_wait_group_read<DEFER>();  // all stores but those of this tile have read their stage
-      load_tile(refill, own, request, body);
+      load_tile(refill, source, request, body);
       request += TILE_BYTES;
       if (++refill == NUM_STAGES) refill = 0;
     }
@@ -77,15 +77,15 @@ allgather_bulk_push(const __grid_constant__ Gather gather, const u8* src, Signal
     fence_mbarrier_init();  // the TMA counts bytes on full[] at cluster scope: it must find them initialised
   }
   Signals signals = open_signals(control, rank);
-  place_own(gather, src, rank);
+  const u8* const source = own_source(gather, src, rank);
   if (!sync_ranks(signals, SIGNAL_STEP_ENTRY)) return;
 
-  const u8* const own = gather.dst[rank];
-  const Slice slice = slice_of(gather, rank), body = body_of<16>(own, slice);
-  move_edges(own, slice, body, [&](u64 at, u8 byte) { store_to_peers(gather, rank, at, byte); });
+  const Slice slice = slice_of(gather, rank), body = body_of<16>(source, slice);
+  const u32 first = source == gather.dst[rank];
+  move_edges(0, source, slice, body, [&](u64 at, u8 byte) { store_from_turn(first, gather, rank, at, byte); });
   if (threadIdx.x == 0) {
     fence_proxy_async_global();  // what the entry barrier made known, before bulk copies read or overwrite it
-    push_body(gather, body, rank);
+    push_body(gather, source, body, rank, first);
   }
 
   if (!sync_ranks(signals, SIGNAL_STEP_EXIT)) return;

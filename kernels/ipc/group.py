@@ -86,8 +86,8 @@ class Group:
             self, self.pool.allocate(self.layout.pad_bytes, "signals"), 0, self.layout.pad_bytes
         )
         self._control = {member.rank: self._new_control(member) for member in self.members}
-        self.host_epochs = [0] * self.layout.host_slots
-        """Barriers done with stream memory operations, per host slot: the same on every rank."""
+        self.host_epoch = 0
+        """Barriers done with stream memory operations, modulo 2^32: the same on every rank."""
         self.staging: Staging | None = None
         """The host buffer of way ``staged``, made at its first use."""
         self.path = group_path(self.members, self.uuids, self.direct_reason)
@@ -192,10 +192,10 @@ class Group:
         owners = range(self.world_size) if self.direct_reason is None else [rank]
         return tuple(self._signals.peer(rank, owner) for owner in owners)
 
-    def next_host_epoch(self, slot: int) -> int:
-        """Count one more barrier of a host slot; every rank counts alike."""
-        self.host_epochs[slot] = (self.host_epochs[slot] + 1) % 2**32
-        return self.host_epochs[slot]
+    def next_host_epoch(self) -> int:
+        """Count one more barrier of the host's slot; every rank counts alike."""
+        self.host_epoch = (self.host_epoch + 1) % 2**32
+        return self.host_epoch
 
     def check(self) -> None:
         """Raise GroupError when the group was closed or has failed."""

@@ -34,8 +34,7 @@ class Member:
         self.control_stream: Stream = device.stream(non_blocking=True)
         self.stream: Stream = device.stream(non_blocking=True)
         self._to_peers: dict[int, Stream] = {}
-        words = 1 + layout.host_slots * layout.world_size
-        self.last_words: HostBuffer = device.pinned(words, np.uint32)
+        self.last_words: HostBuffer = device.pinned(1 + layout.world_size, np.uint32)
         """What is written to the abort word and the host's signal words when the rank gives up: page-locked
         beforehand, because a stuck device may not lock memory."""
         self.flushes = bool(attribute(device, "CAN_FLUSH_REMOTE_WRITES"))

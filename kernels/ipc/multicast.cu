@@ -22,13 +22,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 allgather_multicast(const __grid_constant__ Gather gather, const u8* src, SignalControl* control,
                     u8* multicast, u32 rank) {
   Signals signals = open_signals(control, rank);
-  place_own(gather, src, rank);
+  const u8* const source = own_source(gather, src, rank);
   if (!sync_ranks(signals, SIGNAL_STEP_ENTRY)) return;
 
-  const u8* const own = gather.dst[rank];
-  const Slice slice = slice_of(gather, rank), body = body_of<16>(own, slice);
-  move_edges(own, slice, body, [&](u64 at, u8 byte) { store_to_peers(gather, rank, at, byte); });
-  move_body<b32x4>(own, body, [=](u64 at, const b32x4& value) { multimem_st(multicast + at, value); });
+  const Slice slice = slice_of(gather, rank), body = body_of<16>(gather.dst[rank], slice);
+  const u32 first = source == gather.dst[rank];  // in place the own dst has the edges already
+  move_edges(0, source, slice, body, [&](u64 at, u8 byte) { store_from_turn(first, gather, rank, at, byte); });
+  move_body<b32x4>(source, body, [=](u64 at, const b32x4& value) { multimem_st(multicast + at, value); });
 
   // Peers read through other addresses than this CTA wrote: the ISA ("Causality Order") wants an alias fence
   // on the way. Here one warp makes it for all threads: after the bar.sync, before the release.

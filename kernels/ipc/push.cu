@@ -19,15 +19,17 @@
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 allgather_push(const __grid_constant__ Gather gather, const u8* src, SignalControl* control, u32 rank) {
   Signals signals = open_signals(control, rank);
-  place_own(gather, src, rank);
+  const u8* const source = own_source(gather, src, rank);
   if (!sync_ranks(signals, SIGNAL_STEP_ENTRY)) return;
 
-  u8* peers[WORLD_SIZE];  // in registers: the loop over them is unrolled
+  u8* dst[WORLD_SIZE];  // by turn, in registers: the loops over it are unrolled
 #pragma unroll
-  for (u32 turn = 1; turn < WORLD_SIZE; ++turn) peers[turn] = peer_dst(gather, rank, turn);
-  move<b32x4>(gather.dst[rank], slice_of(gather, rank), [&](u64 at, const auto& value) {
+  for (u32 turn = 0; turn < WORLD_SIZE; ++turn) dst[turn] = peer_dst(gather, rank, turn);
+  const bool elsewhere = source != dst[0];  // not in place: the own dst takes a copy, too
+  move<b32x4>(source, slice_of(gather, rank), [&](u64 at, const auto& value) {
 #pragma unroll
-    for (u32 turn = 1; turn < WORLD_SIZE; ++turn) st_global(peers[turn] + at, value);
+    for (u32 turn = 1; turn < WORLD_SIZE; ++turn) st_global(dst[turn] + at, value);
+    if (elsewhere) st_global(dst[0] + at, value);
   });
 
   if (!sync_ranks(signals, SIGNAL_STEP_EXIT)) return;

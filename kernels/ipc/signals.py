@@ -9,7 +9,7 @@ aborted leaves behind.
 Words only grow: barrier number n of a slot writes n and waits until ``int(word - n) >= 0``, so that a fast
 peer may be one barrier ahead, the count may wrap, and nothing is ever reset (case D19). A kernel reads its
 slot's epoch when it starts and stores it when it ends: a replayed graph goes on where the last launch
-stopped. The last slots are the host's, for stream memory operations: their epochs live in the host.
+stopped. The last slot is the host's, for stream memory operations: its epoch lives in the host.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ class Step(IntEnum):
 class SignalLayout:
     """Sizes and offsets, in bytes, of the pad and the control block.
 
-    ``slots`` for CTAs: the largest grid that a collective can have. ``host_slots`` follow them in the pad and
-    have neither epoch nor record in the control block. Raises ConfigError.
+    ``slots`` for CTAs: the largest grid that a collective can have. The host's slot follows them in the pad
+    and has neither epoch nor record in the control block. Raises ConfigError.
     """
 
     world_size: int
     slots: int = 512
-    host_slots: int = 1
 
     def __post_init__(self) -> None:
         plain_integers(self)
-        for name, most in (("world_size", MAX_WORLD), ("slots", 1 << 16), ("host_slots", 64)):
+        for name, most in (("world_size", MAX_WORLD), ("slots", 1 << 16)):
             value = check_whole(name, getattr(self, name))
             require(1 <= value <= most, f"{name} is 1 to {most}", value, "use a value inside")
 
-    # --- the pad: u32 [slots + host_slots][world_size] ----------------------------------------------
+    # --- the pad: u32 [slots + 1][world_size] -------------------------------------------------------
 
     @property
     def pad_bytes(self) -> int:
         """Size of the pad, whole lines."""
-        return _lines(4 * (self.slots + self.host_slots) * self.world_size)
+        return _lines(4 * (self.slots + 1) * self.world_size)
 
     def word(self, slot: int, writer: int) -> int:
         """Offset in the pad of the word of ``slot`` that rank ``writer`` writes."""
         return 4 * (slot * self.world_size + writer)
 
-    def host_slot(self, number: int = 0) -> int:
-        """Slot of the host's ``number``."""
-        return self.slots + number
+    @property
+    def host_slot(self) -> int:
+        """The host's slot, the last one."""
+        return self.slots
 
     # --- the control block --------------------------------------------------------------------------
 

@@ -187,7 +187,7 @@ def _release(group: Group, member: Member) -> None:
     """Set the abort word, and the host's signal words to what the streams wait for."""
     layout, stream, words = group.layout, member.control_stream, member.last_words
     words.array[0] = 1
-    words.array[1:] = np.repeat(np.array(group.host_epochs, np.uint32), group.world_size)
+    words.array[1:] = group.host_epoch
     abort = group.control(member.rank).bytes_view(layout.abort_offset, 4)
     member.device.copy(abort, words.array[:1].view(np.uint8), stream=stream)
     host_words = _host_words(group, member)
@@ -197,22 +197,19 @@ def _release(group: Group, member: Member) -> None:
 
 
 def _host_words(group: Group, member: Member) -> DeviceArray:
-    """The words of the host slots in the member's pad."""
+    """The words of the host's slot in the member's pad."""
     layout = group.layout
-    pad = group.pad(member.rank)
-    return pad.bytes_view(layout.word(layout.host_slot(), 0), 4 * layout.host_slots * layout.world_size)
+    return group.pad(member.rank).bytes_view(layout.word(layout.host_slot, 0), 4 * layout.world_size)
 
 
 def _stream_waits(group: Group, member: Member) -> Iterable[PeerWait]:
-    """What the host slots lack. Their barriers come in pairs: odd epochs are entries, even ones exits."""
-    layout = group.layout
+    """What the host's slot lacks. Its barriers come in pairs: odd epochs are entries, even ones exits."""
+    wanted = group.host_epoch
     seen = _host_words(group, member).numpy(stream=member.control_stream).view(np.uint32)
-    for number, wanted in enumerate(group.host_epochs):
-        for peer in range(layout.world_size):
-            value = int(seen[number * layout.world_size + peer])
-            if peer != member.rank and behind(wanted, value):
-                step = Step.ENTRY if behind(wanted - 1, value) else Step.EXIT
-                yield PeerWait(member.rank, peer, f"copies' {step}", (), wanted, value)
+    for peer, value in enumerate(map(int, seen)):
+        if peer != member.rank and behind(wanted, value):
+            step = Step.ENTRY if behind(wanted - 1, value) else Step.EXIT
+            yield PeerWait(member.rank, peer, f"copies' {step}", (), wanted, value)
     if group.staging is not None:
         wanted = group.staging.last_wanted
         for peer, value in enumerate(map(int, group.staging.words[member.rank])):
