@@ -151,11 +151,11 @@ def test_a_late_rank_holds_the_others_and_keeps_its_dst(mode: Any, node: str) ->
         reserve(group, 300)  # would wait for rank 1 else
         dst.array(1).fill(0xEE)
         old = late.device.empty(300)
-        late.device.synchronize()
-        late.stream.wait_value(gate.ptr, 1)
-        old.copy_from_device(dst.array(1), stream=late.stream)
         shards = [random_bytes(100, rank) for rank in range(3)]
         sources = [m.device.asarray(shard) for m, shard in zip(group.members, shards, strict=True)]
+        late.device.synchronize()  # from here on a call that waits for the device would wait for the gate
+        late.stream.wait_value(gate.ptr, 1)
+        old.copy_from_device(dst.array(1), stream=late.stream)
         allgather(group, dst, sources, way=way, config=config)
         for _ in range(200):
             assert not any(group.member(rank).stream.query() for rank in range(3))
@@ -203,10 +203,12 @@ def test_the_host_buffer_is_not_refilled_before_a_slow_rank_has_read_it(
 
         monkeypatch.setattr(staged, "place_own", stop)
         shards = [[random_bytes(100, 3 * call + rank) for rank in range(3)] for call in range(2)]
+        sources = [
+            [m.device.asarray(shard) for m, shard in zip(group.members, call, strict=True)] for call in shards
+        ]
         kept = slow.device.empty((2, 300))
         for call in range(2):
-            sources = [m.device.asarray(shard) for m, shard in zip(group.members, shards[call], strict=True)]
-            allgather(group, dst, sources, way="staged")
+            allgather(group, dst, sources[call], way="staged")
             kept[call : call + 1].bytes_view().copy_from_device(dst.array(1), stream=slow.stream)
         for _ in range(200):
             assert not any(group.member(rank).stream.query() for rank in range(3))
