@@ -92,7 +92,7 @@ def stages(device: str, out: Path, *, quick: bool) -> list[Stage]:
     kernels = (*pytest, "-vv", "-k", one, "-o", "faulthandler_timeout=60", "tests/kernels")
     alone = "not timing and not node"
     tests = (*kernels, *workers, "-m", alone) if not quick else (*pytest, "tests/measure/test_timer.py")
-    processes = "tests/kernels/test_ipc_processes.py"
+    processes = "tests/kernels/test_ipc_on_node.py"
     groups = "tests/kernels/test_ipc_signals.py" if quick else "tests/kernels"
     return [
         Stage("environment", (*helper, "environment", *place), 30),

@@ -66,7 +66,7 @@ def test_kernels_that_wait_for_each_other_have_one_worker_and_are_in_no_other_st
     for name in ("cuda", "processes", "ipc"):
         assert "--device cuda " in found[name] and "-m node -n 1 " in found[name]
     assert "--device cuda:0 " in found["tests"] and "not node" in found["tests"]
-    assert "--ignore=tests/kernels/test_ipc_processes.py" in found["ipc"]
+    assert "--ignore=tests/kernels/test_ipc_on_node.py" in found["ipc"]
 
 
 @pytest.mark.parametrize(
