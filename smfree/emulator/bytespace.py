@@ -162,6 +162,26 @@ class ByteSpace:
         return apply_atomic(words, index, op, value, compare, flush=self._flush_subnormal_adds)
 
 
+def atomic_changes(op: str, old: np.ndarray, value: np.ndarray, compare: np.ndarray | None) -> bool:
+    """Whether an atomic operation changed what it found anywhere."""
+    match op:
+        case "cas":
+            return bool(((old == compare) & (value != compare)).any())
+        case "exch":
+            return bool((old != value).any())
+        case "add" | "xor":
+            return bool((value != 0).any())
+        case "or":
+            return bool((value & ~old).any())
+        case "and":
+            return bool((old & ~value).any())
+        case "min":
+            return bool((value < old).any())
+        case "max":
+            return bool((value > old).any())
+    return True
+
+
 def _flush(x: np.ndarray) -> np.ndarray:
     tiny = np.finfo(np.float32).tiny
     return np.where(np.abs(x) < tiny, np.copysign(np.float32(0), x), x)

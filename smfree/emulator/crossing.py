@@ -14,6 +14,7 @@ import numpy as np
 
 from smfree.emulator.clock import F8, I8, Clock
 from smfree.emulator.links import HOST, Links, Passage
+from smfree.emulator.profile import LINE_BYTES
 
 
 class Owner(Protocol):
@@ -113,9 +114,7 @@ class Crossing:
         return self._cycles_of(arrival + self._owner_latency_ns(asked, write=False))
 
     def _pass(self, src: int, dst: int, t_ns: F8, asked: Asked) -> Passage:
-        return self._links.carry(
-            src, dst, t_ns, asked.moved, packets=asked.packets, payload=asked.payload
-        )  # fmt: skip
+        return self._links.carry(src, dst, t_ns, asked.moved, packets=asked.packets, payload=asked.payload)
 
     def _at_owner(self, passed: Passage, asked: Asked, *, write: bool) -> F8:
         """When the owner's memory has passed the bytes; the first come a latency after ``begin``."""
@@ -141,4 +140,4 @@ class Crossing:
 
 def packets_of(nbytes: Any) -> F8:
     """Lines of a bulk copy: the TMA's packets."""
-    return np.ceil(np.asarray(nbytes, np.float64) / 128)
+    return np.ceil(np.asarray(nbytes, np.float64) / LINE_BYTES)

@@ -9,11 +9,10 @@ import numpy as np
 
 from smfree.emulator.coalescing import sectors_per_warp, wavefronts_per_warp
 from smfree.emulator.exec.lanes import Group, LaneSet
+from smfree.emulator.profile import LINE_BYTES
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch
-
-LINE_BYTES = 128
 
 
 @dataclass(slots=True)

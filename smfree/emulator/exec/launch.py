@@ -18,12 +18,12 @@ import numpy as np
 
 from smfree.emulator.counters import Counters
 from smfree.emulator.errors import EmulationError, Severity
+from smfree.emulator.exec import families  # noqa: F401  (fills the opcode table)
 from smfree.emulator.exec.barrier_unit import BarrierUnit
 from smfree.emulator.exec.cluster_barrier import ClusterBarrier
 from smfree.emulator.exec.cluster_unit import ClusterUnit
 from smfree.emulator.exec.copy_unit import CopyUnit
 from smfree.emulator.exec.decode import Decoder, Program, Step
-from smfree.emulator.exec.families import OPCODE_FAMILIES
 from smfree.emulator.exec.flow_unit import FlowUnit
 from smfree.emulator.exec.interpreter import Interpreter
 from smfree.emulator.exec.lanes import Group
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from smfree.emulator.process import Context
     from smfree.emulator.turns import Turns
 
-assert OPCODE_FAMILIES  # importing them has filled the opcode table
 SHARED_GRANULE = 1024
 
 

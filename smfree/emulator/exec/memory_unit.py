@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smfree.emulator.bytespace import atomic_changes
 from smfree.emulator.errors import MemoryFault, Unsupported
-from smfree.emulator.exec.accesses import LINE_BYTES, Issue, Pattern
+from smfree.emulator.exec.accesses import Issue, Pattern
 from smfree.emulator.exec.away_unit import AwayUnit, Strong
 from smfree.emulator.exec.lanes import Group, LaneSet
 from smfree.emulator.exec.multimem_unit import MultimemUnit
 from smfree.emulator.exec.routing import Part
 from smfree.emulator.exec.values import CLUSTER_SHIFT
 from smfree.emulator.memory import LocalMemory, SharedMemory
+from smfree.emulator.profile import LINE_BYTES
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch
@@ -388,23 +390,3 @@ def copied(name: str, side: str, sizes: Any) -> Naming:
         return f"{name} {side} of {int(sizes if np.ndim(sizes) == 0 else sizes[i])} bytes"
 
     return of_lane
-
-
-def atomic_changes(op: str, old: Any, value: Any, compare: Any) -> bool:
-    """Whether an atomic operation changed what it found anywhere."""
-    match op:
-        case "cas":
-            return bool(((old == compare) & (value != compare)).any())
-        case "exch":
-            return bool((old != value).any())
-        case "add" | "xor":
-            return bool((value != 0).any())
-        case "or":
-            return bool((value & ~old).any())
-        case "and":
-            return bool((old & ~value).any())
-        case "min":
-            return bool((value < old).any())
-        case "max":
-            return bool((value > old).any())
-    return True

@@ -41,7 +41,6 @@ class Region:
     device: DeviceState | None
     allocation: Allocation | None = None
     mapping: Mapping | None = None
-
     nowhere: bool = False
 
     def holds(self, low: int, high: int) -> bool:
@@ -49,9 +48,7 @@ class Region:
         return self.start <= low and high <= self.end
 
     def __str__(self) -> str:
-        return (
-            f"{self.memory.name}" if self.allocation is None else f"{self.allocation} of {self.memory.name}"
-        )
+        return self.memory.name if self.allocation is None else f"{self.allocation} of {self.memory.name}"
 
 
 @dataclass(slots=True)
@@ -105,9 +102,7 @@ class Router:
         self.context = launch.context
         self.node: Node | None = None if self.context is None else self.context.process.node
         self._space = None if self.context is None else self.context.process.space
-        self._window = Region(
-            self.own.base, self.own.base + DEVICE_SPACE_BYTES, self.own, 0, launch.device
-        )  # fmt: skip
+        self._window = Region(self.own.base, self.own.base + DEVICE_SPACE_BYTES, self.own, 0, launch.device)
         self._regions: list[Region] = []
         self._version = -1
 
@@ -155,12 +150,25 @@ class Router:
         first = self._find(int(addr[0]), nbytes, what, 0)
         if first.holds(low, high):
             return [Part(_ALL, first, addr + first.shift if first.shift else addr)]
+        return self._split(addr, np.full(len(addr), nbytes), what, first)
+
+    def region_of(self, address: int, what: str) -> Region:
+        """Where one byte is."""
+        return self._window if self.alone else self._find(address, 1, what, 0)
+
+    def ranges(self, addr: Any, sizes: Any, what: str) -> list[Part]:
+        """:meth:`parts` of n ranges of different sizes."""
+        return self._split(addr, sizes, what)
+
+    def _split(self, addr: Any, sizes: Any, what: str, first: Region | None = None) -> list[Part]:
+        """The ranges by region; where the first lane's lies in ``first``, none of them leaves its own."""
         found: list[Part] = []
         left = np.arange(len(addr))
         while len(left):
             at = int(left[0])
+            nbytes = int(sizes[at])
             region = self._find(int(addr[at]), nbytes, what, at)
-            if region.nowhere and (first.device is None or first.mapping is not None):
+            if first is not None and region.nowhere and (first.device is None or first.mapping is not None):
                 whole = first.mapping or self.host.range_of(first.start)
                 raise fault(
                     "memory.bounds",
@@ -169,28 +177,11 @@ class Router:
                     "threads' go",
                     "check index and size",
                 )
-            inside = (addr[left] >= region.start) & (addr[left] <= region.end - nbytes)
-            inside[0] = True
-            mine, left = left[inside], left[~inside]
-            found.append(Part(mine, region, addr[mine] + region.shift))
-        return found
-
-    def region_of(self, address: int, what: str) -> Region:
-        """Where one byte is."""
-        return self._window if self.alone else self._find(address, 1, what, 0)
-
-    def ranges(self, addr: Any, sizes: Any, what: str) -> list[Part]:
-        """:meth:`parts` of n ranges of different sizes."""
-        found: list[Part] = []
-        left = np.arange(len(addr))
-        whole = len(addr)
-        while len(left):
-            at = int(left[0])
-            region = self._find(int(addr[at]), int(sizes[at]), what, at)
             inside = (addr[left] >= region.start) & (addr[left] + sizes[left] <= region.end)
             inside[0] = True
             mine, left = left[inside], left[~inside]
-            found.append(Part(_ALL if len(mine) == whole else mine, region, addr[mine] + region.shift))
+            index = _ALL if len(mine) == len(addr) else mine
+            found.append(Part(index, region, addr[mine] + region.shift))
         return found
 
     def peer_of(self, region: Region) -> DeviceState | None:

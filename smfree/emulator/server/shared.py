@@ -117,7 +117,8 @@ class SharedHostMemory(HostMemory):
         They reach to the next range, so that the system joins them to one mapping.
         """
         found = self._mapped.pop(address)
-        _mmap(found.start, _step(found.nbytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE | _FIXED, -1, 0)
+        nothing = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE | _FIXED
+        _mmap(found.start, _step(found.nbytes), nothing, -1, 0)
         if found.fd is not None:
             os.close(found.fd)
 
