@@ -143,6 +143,6 @@ def node_numbers(device: Device) -> tuple[int, ...]:
     """The NUMA nodes of the device's machine."""
     if not device.is_emulated:
         return nodes()
-    from smfree.emulator.node import NUMA_NODES
+    from smfree.emulator.links import NUMA_NODES
 
     return tuple(range(NUMA_NODES))

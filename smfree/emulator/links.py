@@ -25,6 +25,9 @@ _PAUSE_NS = 1000.0
 _HISTORY = 1 << 17
 """Bins that a port remembers, 4 ms: the host clocks of processes may be so far apart."""
 
+NUMA_NODES = 2
+"""Memory nodes of an emulated host."""
+
 HOST = -1
 """The host as an end of a transfer; GPUs are ends by their ordinal."""
 
@@ -87,16 +90,16 @@ class _Ports:
 class Links:
     """Ports, latencies and traffic of a node with these GPUs. ``clocked``: whether transfers take time.
 
-    ``traffic[ordinal]`` counts. ``numa_nodes``: the host's memory nodes; GPUs are dealt to them in halves, as
-    in a two-socket server.
+    ``traffic[ordinal]`` counts. ``numa_node[ordinal]``: the host's memory node that is near; GPUs are dealt
+    to them in halves, as in a two-socket server.
     """
 
-    def __init__(self, profiles: Sequence[Profile], *, clocked: bool = True, numa_nodes: int = 2) -> None:
+    def __init__(self, profiles: Sequence[Profile], *, clocked: bool = True) -> None:
         self.profiles = tuple(profiles)
         self.clocked = clocked
         count = len(self.profiles)
         self.traffic = tuple(DeviceTraffic() for _ in self.profiles)
-        self.numa_node = tuple(i * numa_nodes // count for i in range(count)) if count > 1 else (0,) * count
+        self.numa_node = tuple(ordinal * NUMA_NODES // count for ordinal in range(count))
         self._out = {Path.NVLINK: _Ports(count), Path.PCIE: _Ports(count)}
         self._into = {Path.NVLINK: _Ports(count), Path.PCIE: _Ports(count)}
 

@@ -34,8 +34,6 @@ from smfree.emulator.turns import Turns
 from smfree.emulator.virtual import Exports
 
 TIMED = "timed"
-NUMA_NODES = 2
-"""Of an emulated machine; the devices are near one or the other, half and half."""
 _FIRST_HANDLE = 0x5AFE_0000_0000
 
 
@@ -172,10 +170,10 @@ class Node:
             self._make_device(ordinal, load_profile(profile) if isinstance(profile, str) else profile)
             for ordinal, profile in enumerate(profiles)
         ]
-        for device in self.devices:
-            device.numa_node = device.ordinal * NUMA_NODES // len(self.devices)
         self.exports = Exports()
         self.links = Links([device.profile for device in self.devices], clocked=self.clocked)
+        for device in self.devices:
+            device.numa_node = self.links.numa_node[device.ordinal]
         if len(self.devices) > 1:
             self.timeline.lookahead_s = self.links.lookahead_ns * 1e-9
         self.processes: list[Process] = []

@@ -82,10 +82,6 @@ class SharedMemory(ByteSpace):
             guard[slot, end >> 4 :] = _OUTSIDE | _NEW
             self._source_uses[slot * self.pitch >> 4 : (slot + 1) * self.pitch >> 4] = 0
 
-    def limit_of(self, slot: int) -> int:
-        """Bytes the CTA in ``slot`` owns."""
-        return int(self._limit[slot])
-
     # --- device accesses ---
 
     def _guards(self, addr: np.ndarray, size: int) -> int:

@@ -28,11 +28,12 @@ _LOOK_AGAIN_S = 5e-6  # before a kernel that found no room asks again
 
 
 class Timeline:
-    """All queued work of a node. ``lookahead_s``: how far activities may run ahead of each other."""
+    """All queued work of a node."""
 
-    def __init__(self, *, schedule: str, seed: int, clocked: bool, lookahead_s: float = _LOOKAHEAD_S) -> None:
+    def __init__(self, *, schedule: str, seed: int, clocked: bool) -> None:
         self.clocked = clocked
-        self.lookahead_s = lookahead_s
+        self.lookahead_s = _LOOKAHEAD_S
+        """How far activities may run ahead of each other."""
         self.running: list[Operation] = []
         """Operations whose activity goes on, in the order of their starts."""
         self.news = 0

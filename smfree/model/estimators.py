@@ -39,9 +39,6 @@ class Interval:
     low: float
     high: float
 
-    def overlaps(self, other: Interval) -> bool:
-        return self.low <= other.high and other.low <= self.high
-
 
 def resamples(samples: Sequence[float], count: int, rng: np.random.Generator) -> np.ndarray:
     """Bootstrap resamples of ``samples``: float64 array of shape (count, len(samples))."""

@@ -18,7 +18,7 @@ from smfree.emulator.driver.launch import LaunchCalls
 from smfree.emulator.driver.libraries import LibraryCalls
 from smfree.emulator.driver.multicast import MulticastCalls
 from smfree.emulator.driver.tensormaps import TensorMapCalls
-from smfree.emulator.node import NUMA_NODES
+from smfree.emulator.links import NUMA_NODES
 
 __all__ = ["Driver", "NotEmulated"]
 

@@ -19,6 +19,8 @@ import numpy as np
 
 from smfree.emulator.server.wire import WireError, decode, encode
 
+PROTOCOL = 1
+"""What client and server agree on in their greeting."""
 _HEADER = struct.Struct("<4sIQ")
 _MAGIC = b"SMF4"
 CONTROL_LIMIT = 64 << 20

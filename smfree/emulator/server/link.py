@@ -10,10 +10,9 @@ from typing import Any
 
 from smfree.emulator.driver import NotEmulated
 from smfree.emulator.driver.base import calling_line
-from smfree.emulator.server.channel import Channel, ChannelClosed, close_all, connect
+from smfree.emulator.server.channel import PROTOCOL, Channel, ChannelClosed, close_all, connect
 from smfree.emulator.server.wire import WireError
 
-PROTOCOL = 1
 _RAISED = {kind.__name__: kind for kind in (TypeError, ValueError, OverflowError, NotEmulated)}
 
 

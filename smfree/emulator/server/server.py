@@ -19,12 +19,11 @@ from typing import Any
 from cuda.bindings import driver as cuda
 
 from smfree.emulator.node import Node
-from smfree.emulator.server.channel import Channel, ChannelClosed, check_peer, close_all, listen
+from smfree.emulator.server.channel import PROTOCOL, Channel, ChannelClosed, check_peer, close_all, listen
 from smfree.emulator.server.session import Session
 from smfree.emulator.server.shared import SharedHostMemory
 from smfree.emulator.server.wire import WireError
 
-PROTOCOL = 1
 GREETING_TIMEOUT_S = 10.0
 _ACCEPT_AGAIN_S = 0.01
 _SWITCH_INTERVAL_S = 0.0005
