@@ -1,10 +1,10 @@
 // What the kernels of an AllGather share: where the shards lie, how bytes of any number and alignment move.
 //
 // Rank r's shard is [offset[r], offset[r + 1]) of dst, on every rank. So a shard has the same alignment
-// modulo 16 wherever it is copied, whatever its length. Only the caller's src may lie otherwise: each CTA
-// first copies its slice of it to its place in the own dst (nothing in place), before the entry barrier,
-// while peers still are on their way. After the barrier all traffic is between equal offsets of the ranks'
-// dst, in 16-byte vectors.
+// modulo 16 wherever it is copied, whatever its length. Only the caller's src may lie otherwise: then each CTA
+// first copies its slice of it to its place in the own dst, before the entry barrier, while peers still are on
+// their way. A pull does so wherever src is: its peers read dst. After the barrier all traffic is between
+// places that are alike modulo 16, in 16-byte vectors.
 #pragma once
 #include "signals.cuh"
 
@@ -43,47 +43,47 @@ PTX_INLINE Slice body_of(const u8* base, Slice slice) {
   return {begin, begin + (slice.end - begin) / VECTOR_BYTES * VECTOR_BYTES};
 }
 
-// Fewer than a vector's bytes on each side: one thread per byte. store(at, value) for each.
+// Fewer than a vector's bytes on each side: one warp moves them, a lane per byte. store(at, value) for each.
 template <class Store>
-PTX_INLINE void move_edges(const u8* src, Slice slice, Slice body, Store store) {
-  const u64 head = slice.begin + threadIdx.x, tail = body.end + threadIdx.x;
+PTX_INLINE void move_edges(u32 warp, const u8* src, Slice slice, Slice body, Store store) {
+  const u32 lane = threadIdx.x % 32;
+  const bool head = lane < 16;
+  const u64 at = head ? slice.begin + lane : body.end + (lane - 16);
+  if (threadIdx.x / 32 != warp || at >= (head ? body.begin : slice.end)) return;
   u8 byte;
-  if (head < body.begin) ld_global(byte, src + head), store(head, byte);
-  if (tail < slice.end) ld_global(byte, src + tail), store(tail, byte);
+  ld_global(byte, src + at);
+  store(at, byte);
 }
 
-// UNROLL loads, then UNROLL times store(at, value): the loads of a thread are under way together.
+// Rounds of UNROLL loads, then UNROLL times store(at, value): the loads of a thread are under way together,
+// in a last round as many as are left, not one after the other.
 template <class Vector, class Store>
 PTX_INLINE void move_body(const u8* src, Slice body, Store store) {
   constexpr u32 STEP = THREADS * sizeof(Vector);
-  u64 at = body.begin + threadIdx.x * sizeof(Vector);
 #pragma unroll 1
-  for (; at + (UNROLL - 1) * STEP < body.end; at += UNROLL * STEP) {
+  for (u64 at = body.begin + threadIdx.x * sizeof(Vector); at < body.end; at += UNROLL * STEP) {
+    const u64 left = body.end - at;
     Vector v[UNROLL];
 #pragma unroll
-    for (u32 k = 0; k < UNROLL; ++k) ld_global(v[k], src + at + k * STEP);
+    for (u32 k = 0; k < UNROLL; ++k)
+      if (k * STEP < left) ld_global(v[k], src + at + k * STEP);
 #pragma unroll
-    for (u32 k = 0; k < UNROLL; ++k) store(at + k * STEP, v[k]);
-  }
-#pragma unroll 1
-  for (; at < body.end; at += STEP) {
-    Vector v;
-    ld_global(v, src + at);
-    store(at, v);
+    for (u32 k = 0; k < UNROLL; ++k)
+      if (k * STEP < left) store(at + k * STEP, v[k]);
   }
 }
 
 template <class Vector, class Store>
 PTX_INLINE void move(const u8* src, Slice slice, Store store) {
   const Slice body = body_of<sizeof(Vector)>(src, slice);
-  move_edges(src, slice, body, store);
+  move_edges(0, src, slice, body, store);
   move_body<Vector>(src, body, store);
 }
 
-// A byte to every peer; for edges.
-PTX_INLINE void store_to_peers(const Gather& gather, u32 rank, u64 at, u8 byte) {
+// A byte to every rank, from its first turn on: 0 is the own. For edges.
+PTX_INLINE void store_from_turn(u32 first, const Gather& gather, u32 rank, u64 at, u8 byte) {
 #pragma unroll 1
-  for (u32 turn = 1; turn < WORLD_SIZE; ++turn) st_global(peer_dst(gather, rank, turn) + at, byte);
+  for (u32 turn = first; turn < WORLD_SIZE; ++turn) st_global(peer_dst(gather, rank, turn) + at, byte);
 }
 
 // Copies this CTA's slice of the own shard from src to its place in the own dst, unless it is there already.
@@ -98,4 +98,13 @@ PTX_INLINE void place_own(const Gather& gather, const u8* src, u32 rank) {
   else if (apart % 4 == 0) move<b32x1>(base, slice, store);
   else if (apart % 2 == 0) move<u16>(base, slice, store);
   else move<u8>(base, slice, store);
+}
+
+// Where this CTA's slice of the own shard can be read in vectors, at offsets of dst: src where that is aligned
+// like its place, else the own dst, to which it is copied here.
+PTX_INLINE const u8* own_source(const Gather& gather, const u8* src, u32 rank) {
+  const u8* const base = src - gather.offset[rank];
+  if ((u32)(base - gather.dst[rank]) % 16 == 0) return base;
+  place_own(gather, src, rank);
+  return gather.dst[rank];
 }

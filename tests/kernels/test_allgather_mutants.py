@@ -35,7 +35,7 @@ def mutated(way: str, old: str, new: str) -> Any:
 
 
 def late_bytes(
-    way: str, config: Any, schedule: str, seed: int = 0, *, calls: int = 2, nbytes: int = 2000
+    way: str, config: Any, schedule: str, seed: int = 0, *, calls: int = 2, nbytes: int = 2000, shift: int = 0
 ) -> dict[tuple[int, int], int]:
     """Gathers into one dst, each copied away at once in the rank's stream: by (call, rank) how many bytes
     were not those of the call. Every one of them was there before or came from another call."""
@@ -45,7 +45,8 @@ def late_bytes(
     with opened_group(RANKS, schedule, seed) as group:
         dst = group.symmetric(RANKS * nbytes, "dst")
         src = [
-            [filled(group, r, shard_bytes(r, nbytes, call)) for r in range(RANKS)] for call in range(calls)
+            [filled(group, r, shard_bytes(r, nbytes, call), shift) for r in range(RANKS)]
+            for call in range(calls)
         ]
         seen = {}
         for member in group.members:
@@ -106,7 +107,15 @@ def test_a_push_that_refills_a_stage_too_early() -> None:
 
 
 def test_a_pull_that_leaves_before_its_stages_are_read() -> None:
+    """Threads have placed a src that is not aligned like dst."""
     wrong = mutated("tma.pull", "cp_async_bulk_wait_group<0>();", "")
     with reported("exits while the cp.async.bulk store", "still uses its shared memory"):
+        late_bytes("tma.pull", wrong, "async-latest", shift=1)
+    assert not any(late_bytes("tma.pull", CONFIGS["tma.pull"], "async-latest", shift=1).values())
+
+
+def test_a_pull_that_asks_its_peers_before_its_own_shard_has_left_the_stages() -> None:
+    wrong = mutated("tma.pull", "cp_async_bulk_wait_group<0>();", "")
+    with reported("overwrites the source of the cp.async.bulk store", "bulk_pull.cu", "not been read yet"):
         late_bytes("tma.pull", wrong, "async-latest")
     assert not any(late_bytes("tma.pull", CONFIGS["tma.pull"], "async-latest").values())
