@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from smfree.emulator.exec.report import DEADLOCK
+
 if TYPE_CHECKING:
     from smfree.emulator.node import Node
     from smfree.emulator.streams import Operation
@@ -13,8 +15,7 @@ _MANY = 8
 
 def report(node: Node) -> str:
     """The exact reason why nothing can happen any more on the whole node."""
-    head = "deadlock: no thread can run, no copy is pending, and no wait can time out into anything new."
-    return "\n".join([head, *stuck(node)])
+    return "\n".join([DEADLOCK, *stuck(node)])
 
 
 def stuck(node: Node) -> list[str]:

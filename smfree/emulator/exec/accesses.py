@@ -9,7 +9,7 @@ import numpy as np
 
 from smfree.emulator.coalescing import sectors_per_warp, wavefronts_per_warp
 from smfree.emulator.exec.lanes import Group, LaneSet
-from smfree.emulator.profile import LINE_BYTES
+from smfree.emulator.profile import LINE_BYTES, SECTOR_BYTES
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch
@@ -67,6 +67,17 @@ class Pattern:
             found = sectors_per_warp(self.rel + self.phase, self._nbytes, self._lanes.warp_starts)
             self._sectors = found, int(found.sum())
         return self._sectors
+
+    @property
+    def moved(self) -> Any:
+        """Bytes of the sectors of each warp: what a link carries."""
+        return self.sectors[0] * float(SECTOR_BYTES)
+
+    @property
+    def packets(self) -> Any:
+        """Runs of each warp: its packets on a link."""
+        lines, _, first_runs, _ = self.runs
+        return np.diff(np.append(first_runs, len(lines))).astype(np.float64)
 
     @property
     def waves(self) -> tuple[Any, int]:

@@ -21,7 +21,6 @@ from smfree.emulator.exec.lanes import LaneSet
 from smfree.emulator.exec.routing import Part, Router
 from smfree.emulator.exec.values import UINT
 from smfree.emulator.links import HOST
-from smfree.emulator.profile import SECTOR_BYTES
 from smfree.emulator.strong import Shape
 
 if TYPE_CHECKING:
@@ -85,10 +84,7 @@ class AwayUnit:
         alone uses the word. Raises MemoryFault for a race with another device's
         (:mod:`~smfree.emulator.strong`).
         """
-        launch, count = self.launch, access.count
-        mine, place = launch.device.ordinal, launch.here(at.group)
-        label = f"{access.what}.{access.scope} of {size} bytes by device {mine} at {place}"
-        shape = Shape(size, access.writes, access.scope)
+        launch, mine = self.launch, self.launch.device.ordinal
         for part in parts or [self.router.all_own(addr)]:
             with part.positions():
                 peer = self.router.peer_of(part.region)
@@ -103,12 +99,18 @@ class AwayUnit:
                     )
                     finding.severity = Severity.STRICT
                     launch.report(finding)
-                elements = (part.addr[:, None] + size * np.arange(count)).ravel()
-                try:
-                    self.note(part.memory, elements, shape, label)
-                except EmulationError as error:
-                    error.index = None if error.index is None else error.index // count
-                    raise
+                self.note(at, part, size, access)
+
+    def note(self, at: Issue, part: Part, size: int, access: Strong) -> None:
+        """Take in a part's strong accesses. Raises MemoryFault when they race with another device's."""
+        here = f"device {self.launch.device.ordinal} at {self.launch.here(at.group)}"
+        label = f"{access.what}.{access.scope} of {size} bytes by {here}"
+        elements = (part.addr[:, None] + size * np.arange(access.count)).ravel()
+        try:
+            self._note(part.memory, elements, Shape(size, access.writes, access.scope), label)
+        except EmulationError as error:
+            error.index = None if error.index is None else error.index // access.count
+            raise
 
     def polls_weakly(self, g: Group, looks: Iterable[Look]) -> None:
         """A loop waits for words that only weak loads read: a race, if another device writes them. Raises
@@ -117,10 +119,9 @@ class AwayUnit:
             return
         label = f"a loop of weak loads by device {self.launch.device.ordinal} at {self.launch.here(g)}"
         for look in looks:
-            self.note(look.home, look.places, Shape(look.size, False, "weak"), label)
+            self._note(look.home, look.places, Shape(look.size, False, "weak"), label)
 
-    def note(self, memory: GlobalMemory | HostMemory, addr: Any, shape: Shape, label: str) -> None:
-        """Take in strong accesses to one memory; a fault when they race with another device's."""
+    def _note(self, memory: GlobalMemory | HostMemory, addr: Any, shape: Shape, label: str) -> None:
         memory.strong.note(self.launch, self.launch.device.ordinal, addr, shape, label)
         self._noted[id(memory)] = memory
 
@@ -267,15 +268,13 @@ class AwayUnit:
         pattern = memory.pattern(at, part.addr, nbytes) if isinstance(part.index, slice) else None
         if pattern is None:
             pattern = memory.new_pattern(piece, part.addr, nbytes)
-        sectors, _ = pattern.sectors
-        lines, _, first_runs, per_warp = pattern.runs
-        packets = np.diff(np.append(first_runs, len(lines))).astype(np.float64)
+        per_warp = pattern.runs[3]
         missed = np.zeros(len(per_warp))
         peer = self.router.peer_of(part.region)
         if peer is not None and self.launch.clock is not None:
             hits, _ = memory.l2_hits(pattern, part.addr, write=write, owner=peer)
             missed = (per_warp - hits).astype(np.float64)
-        return piece, pattern, Asked(per_warp, sectors * float(SECTOR_BYTES), packets, missed)
+        return piece, pattern, Asked(per_warp, pattern.moved, pattern.packets, missed)
 
     def count(self, part: Part, nbytes: int, *, write: bool) -> None:
         """Bytes that pass a link, in the launch's counters."""

@@ -15,12 +15,10 @@ import numpy as np
 from smfree.emulator.address_space import Mapping, MappingKind
 from smfree.emulator.bytespace import fault, shown
 from smfree.emulator.crossing import Written
-from smfree.emulator.exec.away_unit import Piece
+from smfree.emulator.exec.away_unit import Piece, Strong
 from smfree.emulator.exec.routing import Part, Region
 from smfree.emulator.links import Links
-from smfree.emulator.profile import SECTOR_BYTES
 from smfree.emulator.reductions import Reduction, sum_wide
-from smfree.emulator.strong import Shape
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.accesses import Issue, Pattern
@@ -40,7 +38,8 @@ class MultimemUnit:
         t = None if launch.clock is None else at.times(launch)
         for index, mapping in self._mappings(addr, nbytes, name):
             piece, parts = Piece(lanes, index), self._members(index, mapping, addr)
-            self._check(at, parts, values.itemsize, values.shape[1], name, scope, writes=True)
+            if scope is not None:
+                self._check(at, parts, values.itemsize, Strong(name, scope, True, values.shape[1]))
             pattern = launch.memory.new_pattern(piece, parts[0].addr, nbytes)
             rows = None if t is None else t[piece.rows]
             times = self._send_times(parts, pattern, lanes.sm[piece.rows], rows)
@@ -76,7 +75,8 @@ class MultimemUnit:
         ready = None if t is None else t.copy()
         for index, mapping in self._mappings(addr, nbytes, "multimem.ld_reduce"):
             piece, parts = Piece(lanes, index), self._members(index, mapping, addr)
-            self._check(at, parts, size, count, "multimem.ld_reduce", scope, writes=False)
+            if scope is not None:
+                self._check(at, parts, size, Strong("multimem.ld_reduce", scope, False, count))
             found = []
             for part in parts:
                 with part.positions():
@@ -167,33 +167,19 @@ class MultimemUnit:
             parts.append(Part(index, region, addr[index] + shift))
         return parts
 
-    def _check(
-        self,
-        at: Issue,
-        parts: list[Part],
-        size: int,
-        count: int,
-        name: str,
-        scope: str | None,
-        *,
-        writes: bool,
-    ) -> None:
-        """Strong accesses reach other devices only with scope .sys."""
-        if scope is None:
-            return
+    def _check(self, at: Issue, parts: list[Part], size: int, access: Strong) -> None:
+        """Strong accesses, elements of ``size`` bytes, reach other devices only with scope .sys."""
         here = self.launch.device.ordinal
-        label = f"{name}.{scope} of {size} bytes by device {here} at {self.launch.here(at.group)}"
         for part in parts:
             assert part.device is not None
-            if scope != "sys" and part.device.ordinal != here:
+            if access.scope != "sys" and part.device.ordinal != here:
                 raise fault(
                     "scope.too_narrow", 0,
-                    f"{name} with scope .{scope} by device {here} to {part.region.mapping}: the scope does "
-                    f"not reach device {part.device.ordinal}",
+                    f"{access.what} with scope .{access.scope} by device {here} to {part.region.mapping}: "
+                    f"the scope does not reach device {part.device.ordinal}",
                     "use .sys",
                 )  # fmt: skip
-            elements = (part.addr[:, None] + size * np.arange(count)).ravel()
-            self.launch.memory.away.note(part.memory, elements, Shape(size, writes, scope), label)
+            self.launch.memory.away.note(at, part, size, access)
 
     # ---------------------------------------------------------------- counting and time
 
@@ -204,12 +190,6 @@ class MultimemUnit:
             counters.peer_store_bytes += nbytes if write else 0
             counters.peer_load_bytes += 0 if write else nbytes
 
-    def _sizes(self, pattern: Pattern) -> tuple[Any, Any]:
-        """Bytes and packets of each warp."""
-        lines, _, first_runs, _ = pattern.runs
-        packets = np.diff(np.append(first_runs, len(lines))).astype(np.float64)
-        return pattern.sectors[0] * float(SECTOR_BYTES), packets
-
     def _missed(self, part: Part, pattern: Pattern, *, write: bool) -> Any:
         peer = self.launch.memory.router.peer_of(part.region)
         hits, whole = self.launch.memory.l2_hits(pattern, part.addr, write=write, owner=peer)
@@ -218,7 +198,7 @@ class MultimemUnit:
     def _send_times(self, parts: list[Part], pattern: Pattern, sm: Any, t: Any) -> list[Written | None]:
         launch, clock = self.launch, self.launch.clock
         links, here = self._links, launch.device.ordinal
-        moved, packets = self._sizes(pattern)
+        moved, packets = pattern.moved, pattern.packets
         members = [part.device.ordinal for part in parts if part.device is not None]
         if t is None or clock is None:
             links.replicate(here, members, np.zeros(len(moved)), moved, packets)
@@ -240,7 +220,7 @@ class MultimemUnit:
     def _load_times(self, parts: list[Part], pattern: Pattern, sm: Any, t: Any) -> Any:
         launch, clock = self.launch, self.launch.clock
         links, here = self._links, launch.device.ordinal
-        moved, packets = self._sizes(pattern)
+        moved, packets = pattern.moved, pattern.packets
         members = [part.device.ordinal for part in parts if part.device is not None]
         if t is None or clock is None:
             links.gather(members, here, [np.zeros(len(moved))] * len(members), moved, packets)

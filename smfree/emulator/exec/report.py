@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _LOCAL_STATIC = re.compile(r"^_ZZ.*?E(\d+)(\w+)$")
 _MANY = 6
+DEADLOCK = "deadlock: no thread can run, no copy is pending, and no wait can time out into anything new."
 
 
 def place(launch: Launch, g: Group, instr: Instr, index: int | None) -> str:
@@ -90,21 +91,14 @@ def waiting_threads(launch: Launch, parts: list[tuple[Group, Any]]) -> list[str]
 
 def deadlock(launch: Launch) -> Deadlock:
     """The exact reason why nothing can run any more, of a kernel that ran alone."""
-    lines = ["deadlock: no thread can run, no copy is pending, and no wait can time out into anything new."]
-    return Deadlock("\n".join(lines + stuck(launch)), rule="deadlock")
+    return Deadlock("\n".join([DEADLOCK, *stuck(launch)]), rule="deadlock")
 
 
 def stuck(launch: Launch) -> list[str]:
     """What the threads of a kernel wait for, and which CTAs never started."""
-    lines = _mbarrier_lines(launch)
-    lines += _barrier_lines(launch)
-    lines += _cluster_lines(launch)
-    lines += _warp_lines(launch)
-    lines += _register_lines(launch)
-    lines += _poll_lines(launch)
-    if not launch.dispatched:
-        lines.append(_not_started(launch))
-    return lines
+    waits = (_mbarrier_lines, _barrier_lines, _cluster_lines, _warp_lines, _register_lines, _poll_lines)
+    lines = [line for of in waits for line in of(launch)]
+    return lines if launch.dispatched else [*lines, _not_started(launch)]
 
 
 def _poll_lines(launch: Launch) -> list[str]:
