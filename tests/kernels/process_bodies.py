@@ -133,7 +133,7 @@ def _count(device: Device) -> dict[str, int]:
     return found
 
 
-def grow(context: RankContext) -> list[tuple[str, dict[str, int]]]:
+def grow(context: RankContext) -> list[tuple[str, int, dict[str, int]]]:
     """Pool allocations, IPC opens, VMM exports and imports, groups: what each makes grow in many rounds."""
     device, ranks = context.device, context.rendezvous
     peer = (context.rank + 1) % 2
@@ -174,7 +174,7 @@ def grow(context: RankContext) -> list[tuple[str, dict[str, int]]]:
             ("groups over IPC", 8, lambda: join(Backing.IPC, "ce")),
             ("groups through the host", 8, lambda: join(Backing.ALONE, "staged")),
         ]
-        return [(name, _growth(context, rounds, task)) for name, rounds, task in tasks]
+        return [(name, rounds, _growth(context, rounds, task)) for name, rounds, task in tasks]
 
 
 def _growth(context: RankContext, rounds: int, task: Callable[[], None]) -> dict[str, int]:

@@ -47,11 +47,10 @@ def test_two_processes_that_share_a_gpu_gather_at_random() -> None:
     ("die", "backing", "way"),
     [
         (bodies.die_before_the_call, Backing.VMM, "ce"),
-        (bodies.die_before_the_call, Backing.IPC, "sm.push"),
-        (bodies.die_at_some_time, Backing.IPC, "tma.pull"),
+        (bodies.die_at_some_time, Backing.IPC, "sm.push"),
         (bodies.die_while_opening, Backing.IPC, ""),
     ],
-    ids=["before-VMM-ce", "before-IPC-sm.push", "during-IPC-tma.pull", "opening-IPC"],
+    ids=["before-VMM-ce", "during-IPC-sm.push", "opening-IPC"],
 )
 def test_a_killed_rank_ends_the_others_within_seconds_and_leaves_nothing(
     die: Callable[..., None], backing: Backing, way: str, tmp_path: Path
@@ -70,9 +69,9 @@ def test_a_killed_rank_ends_the_others_within_seconds_and_leaves_nothing(
 
 
 def test_nothing_grows() -> None:
-    """With 10,000 pool allocations, 1,000 opens and imports and 300 groups it has been tried by hand."""
+    """Once per round, that is; a thread may open a second connection at any time. By hand: 10,000 pool
+    allocations, 1,000 opens and imports, 300 groups."""
     for found in spawn(bodies.grow, 2, device="emu:h100x2", timeout_s=120):
-        for task, growth in found:
-            objects, rest = growth.pop("objects"), {name: count for name, count in growth.items() if count}
-            assert objects < 8, (task, objects)  # there are fewer rounds of none
-            assert all("mappings" in name and count < 4 for name, count in rest.items()), (task, rest)
+        for task, rounds, growth in found:
+            assert growth.pop("device bytes") == growth.pop("imports") == 0, task
+            assert max(growth.values()) < rounds, (task, rounds, growth)
