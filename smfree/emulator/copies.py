@@ -12,10 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from smfree.emulator.bytespace import as_addresses
+from smfree.emulator.copy_kinds import CopyKind
 from smfree.emulator.errors import CopyFault, MemoryFault
 from smfree.emulator.groups import CopyGroups
 from smfree.emulator.movers import BulkMover, LaneMover, ValueMover
-from smfree.emulator.pending import CopyKind, PendingCopies, by_size
+from smfree.emulator.pending import PendingCopies, by_size
 from smfree.emulator.reductions import Reduction
 from smfree.emulator.tensor_copies import TensorCopies
 

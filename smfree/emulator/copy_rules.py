@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from smfree.emulator.bytespace import AWAITS_COPY, BARRIER, UNWRITTEN, WRITTEN, as_addresses, or_reduce, shown
+from smfree.emulator.copy_kinds import CopyKind
 from smfree.emulator.errors import BarrierFault, CopyFault, MemoryFault, Severity, Unsupported
-from smfree.emulator.pending import CopyKind, CopyTracker, by_size
+from smfree.emulator.pending import CopyTracker, by_size
 from smfree.emulator.tensor_mover import TensorMover
 from smfree.emulator.tensormap import SHARED_ALIGNMENT, SWIZZLE_PERIOD, SWIZZLE_SPAN, Swizzle, TensorMap
 

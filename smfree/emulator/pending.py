@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smfree.emulator.barriers import MBarriers
 from smfree.emulator.bytespace import AWAITS_COPY, Report, as_addresses, raise_finding
+from smfree.emulator.copy_kinds import CopyKind
 from smfree.emulator.errors import CopyFault
 from smfree.emulator.inflight import Claim
 from smfree.emulator.memory import GlobalMemory
@@ -23,50 +23,7 @@ if TYPE_CHECKING:
     from smfree.emulator.node import DeviceState
 
 
-class CopyKind(Enum):
-    """What was issued."""
-
-    CP_ASYNC = "cp.async"
-    BULK_G2S = "cp.async.bulk load"
-    BULK_S2G = "cp.async.bulk store"
-    BULK_S2S = "cp.async.bulk copy to another CTA"
-    TENSOR_G2S = "cp.async.bulk.tensor load"
-    TENSOR_S2G = "cp.async.bulk.tensor store"
-    REDUCE_S2G = "cp.reduce.async.bulk"
-    REDUCE_S2S = "cp.reduce.async.bulk to another CTA"
-    REDUCE_TENSOR = "cp.reduce.async.bulk.tensor"
-    ST_ASYNC = "st.async"
-    RED_ASYNC = "red.async"
-    STORE = "store"
-    RED = "red"
-
-    @property
-    def to_shared(self) -> bool:
-        """The destination is shared memory."""
-        return self not in _TO_GLOBAL and self not in _OF_THREADS
-
-    @property
-    def from_shared(self) -> bool:
-        """The source is shared memory."""
-        return self in _TO_GLOBAL or self in (CopyKind.BULK_S2S, CopyKind.REDUCE_S2S)
-
-    @property
-    def of_threads(self) -> bool:
-        """An ordinary store or reduction that goes to another device."""
-        return self in _OF_THREADS
-
-    @property
-    def reduces(self) -> bool:
-        """The destination is combined with the source."""
-        return self in _REDUCTIONS
-
-
-_TO_GLOBAL = (CopyKind.BULK_S2G, CopyKind.TENSOR_S2G, CopyKind.REDUCE_S2G, CopyKind.REDUCE_TENSOR)
-_REDUCTIONS = (CopyKind.REDUCE_S2G, CopyKind.REDUCE_S2S, CopyKind.REDUCE_TENSOR, CopyKind.RED_ASYNC)
 _NAMED = 6  # CTAs that one finding names
-_OF_THREADS = (CopyKind.STORE, CopyKind.RED)
-"""Ordinary ones of threads that go to another device: they land later, too."""
-_OF_REGISTERS = (CopyKind.ST_ASYNC, CopyKind.RED_ASYNC, *_OF_THREADS)
 
 
 class PendingCopies:
@@ -123,7 +80,7 @@ class PendingCopies:
         """'cp.async.bulk store of 1024 bytes to 0x10000000100 (issued by lane 3 at copy.cu:12)'."""
         near, far = self._engine.shared.place, "0x{:x}".format
         where = f"to {(near if self.kind.to_shared else far)(int(self.dst[i]))}"
-        if self.kind not in _OF_REGISTERS:
+        if not self.kind.from_registers:
             where += f" from {(near if self.kind.from_shared else far)(int(self.src[i]))}"
         if self.coords is not None:
             where += f", coordinates {tuple(self.coords[i].tolist())}"

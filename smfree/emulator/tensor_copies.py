@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from smfree.emulator.bytespace import as_addresses
+from smfree.emulator.copy_kinds import CopyKind
 from smfree.emulator.copy_rules import CopyRules, strict
 from smfree.emulator.errors import CopyFault, Unsupported
 from smfree.emulator.memory import GlobalMemory
-from smfree.emulator.pending import CopyKind, PendingCopies
+from smfree.emulator.pending import PendingCopies
 from smfree.emulator.reductions import GLOBAL_TYPES, Reduction, of_map
 from smfree.emulator.tensor_boxes import BoxRows, box_rows
 from smfree.emulator.tensor_mover import TensorMover

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smfree.emulator.copies import CopyEngine, CopyGroups, CopyKind, PendingCopies
+from smfree.emulator.copies import CopyEngine, CopyGroups, PendingCopies
+from smfree.emulator.copy_kinds import CopyKind
 from smfree.emulator.exec.accesses import Issue
 from smfree.emulator.exec.arrivals import Arrivals, Deferred
 from smfree.emulator.exec.bulk_unit import BulkUnit

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smfree.emulator.copy_kinds import CopyKind
 from smfree.emulator.exec.lanes import Group
 from smfree.emulator.movers import LandingMover
-from smfree.emulator.pending import CopyKind, PendingCopies
+from smfree.emulator.pending import PendingCopies
 
 if TYPE_CHECKING:
     from smfree.emulator.crossing import Written
