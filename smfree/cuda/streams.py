@@ -7,7 +7,7 @@ from enum import IntEnum
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from smfree.cuda.errors import LaunchError
+from smfree.cuda.errors import DeviceClosedError, LaunchError
 from smfree.cuda.graphs import Graph
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Stream:
 
     def __init__(self, device: Device, handle: Any, *, owned: bool = True) -> None:
         self.device = device
-        self.handle = handle
+        self._handle = handle
         self.graph: Graph | None = None
         """The graph that is being captured from this stream."""
         self._kept: dict[int, tuple[int, Any]] = {}
@@ -45,6 +45,14 @@ class Stream:
         self._destroy = (
             weakref.finalize(self, device.calls.quiet, "cuStreamDestroy", handle) if owned else None
         )
+
+    @property
+    def handle(self) -> Any:
+        """The driver's CUstream. Raises DeviceClosedError once it is destroyed: what a driver does with the
+        handle then is undefined."""
+        if self._destroy is not None and not self._destroy.alive:
+            raise DeviceClosedError(f"a stream of {self.device.spec} was destroyed; make a new one")
+        return self._handle
 
     def keep(self, *objects: Any) -> None:
         """Keep objects alive until the work queued so far is known to be done, or as long as the graph that

@@ -15,7 +15,7 @@ from kernels.ipc.errors import GroupError
 from kernels.ipc.group import Group
 from kernels.ipc.slabs import Backing
 from smfree.cuda import DeviceArray
-from smfree.cuda.errors import DriverError, KernelFaultError
+from smfree.cuda.errors import DeviceClosedError, DriverError, KernelFaultError
 from smfree.emulator.node import Node
 from smfree.ranks import PeerLost
 from tests.kernels.group_kit import joined, local_group, random_bytes
@@ -155,3 +155,14 @@ def test_a_time_limit_is_a_number_of_seconds(timeout_s: float) -> None:
             group.wait(timeout_s)
         for fine in (0, 1e300, float("inf"), None):
             group.wait(fine)
+
+
+def test_a_stream_of_a_closed_group_is_refused_here_not_by_the_driver() -> None:
+    with local_group(2) as group:
+        stream = group.members[0].stream
+        stream.synchronize()
+        group.close()
+        with pytest.raises(
+            DeviceClosedError, match=r"a stream of emu:h100x2:0 was destroyed; make a new one"
+        ):
+            stream.synchronize()

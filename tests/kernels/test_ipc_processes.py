@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_three_processes_gather_in_every_way_over_every_backing() -> None:
 
 
 def test_two_processes_that_share_a_gpu_gather_at_random() -> None:
-    how = {"several_per_gpu": True, "schedule": "random", "seed": 4}
+    how: dict[str, Any] = {"several_per_gpu": True, "schedule": "random", "seed": 4}
     found = spawn(bodies.gather_all, 2, device="emu:h100", timeout_s=120, **how)
     modes = [(f"{backing}: asked for", way, True) for backing, way, _ in bodies.MODES if way != "multicast"]
     assert found == [modes] * 2
