@@ -105,16 +105,24 @@ class Crossing:
         return Written(accepted, performed, performed + one_way)
 
     def _fetched(self, begin: F8, asked: Asked) -> F8:
-        """The request goes there as a header, the bytes come back."""
+        """The request goes there as a header, the bytes come back.
+
+        Requests take the ports' time from the data and wait for none: a channel of their own, as networks
+        need where answers must not block behind requests.
+        """
         header = Asked(0, np.zeros(len(begin)), asked.packets, asked.missed)
-        request = self._pass(self._here, self._there, self._node_ns(begin), header)
+        sent_ns = self._node_ns(begin)
+        self._pass(self._here, self._there, sent_ns, header)
+        request = Passage(sent_ns, sent_ns, sent_ns + self.one_way_ns)
         ready = self._at_owner(request, asked, write=False)
-        back = self._pass(self._there, self._here, request.arrival_ns, asked)
+        back = self._pass(self._there, self._here, request.arrival_ns, asked, answer=True)
         arrival = np.maximum(back.arrival_ns, ready + self.one_way_ns)
         return self._cycles_of(arrival + self._owner_latency_ns(asked, write=False))
 
-    def _pass(self, src: int, dst: int, t_ns: F8, asked: Asked) -> Passage:
-        return self._links.carry(src, dst, t_ns, asked.moved, packets=asked.packets, payload=asked.payload)
+    def _pass(self, src: int, dst: int, t_ns: F8, asked: Asked, *, answer: bool = False) -> Passage:
+        return self._links.carry(
+            src, dst, t_ns, asked.moved, packets=asked.packets, payload=asked.payload, answer=answer
+        )
 
     def _at_owner(self, passed: Passage, asked: Asked, *, write: bool) -> F8:
         """When the owner's memory has passed the bytes; the first come a latency after ``begin``."""

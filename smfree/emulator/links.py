@@ -167,9 +167,11 @@ class Links:
         pinned: bool = True,
         numa_node: int | None = None,
         payload: Any = None,
+        answer: bool = False,
     ) -> Passage:
         """:meth:`send`, with the times in between. ``payload``: the bytes that were asked for, where packets
-        carry more (whole sectors)."""
+        carry more (whole sectors). An ``answer`` leaves when the port of who has asked can take it: how much
+        is under way is the reader's choice, and fills no queue where others are served."""
         nbytes = np.asarray(nbytes, np.float64)
         path = self.path(src, dst)
         if path is Path.SAME:
@@ -183,7 +185,8 @@ class Links:
             return Passage(t_ns, t_ns, t_ns)
         work = wire / self.gbps(src, dst, pinned=pinned, numa_node=numa_node)
         begin, sent, done = t_ns, t_ns, t_ns
-        for bank, end in ((self._out[path], src), (self._into[path], dst)):
+        ports = ((self._out[path], src), (self._into[path], dst))
+        for bank, end in reversed(ports) if answer else ports:
             if end != HOST:
                 finish = bank.serve(end, begin, work)
                 begin, done = finish - work, np.maximum(done, finish)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import struct
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from smfree.emulator.clock import Clock
+from smfree.emulator.crossing import Asked, Crossing
 from smfree.emulator.exec.launch import LaunchResult, run, start
 from smfree.emulator.links import HOST, Links, Path
 from smfree.emulator.node import Node
@@ -51,6 +54,45 @@ def test_directions_and_pairs_do_not_share() -> None:
     times = [arrival(node, src, dst, MB) for src, dst in ((0, 1), (1, 0), (2, 3), (3, 2))]
     assert times == pytest.approx([times[0]] * 4)
     assert arrival(node, 0, 3, MB) == pytest.approx(2 * times[0], rel=0.02)  # the sender's port is taken
+
+
+@pytest.mark.parametrize(("answer", "lost"), [(True, 1.0), (False, 1.3)], ids=["answers", "unasked"])
+def test_what_was_asked_for_keeps_no_other_reader_waiting(answer: bool, lost: float) -> None:
+    """Each of four GPUs has asked the next, the one after it and so on, all at once: every port is busy until
+    the end. What comes unasked piles up at the first receiver, and the others' bytes behind it."""
+    node, pieces = links(4), 32
+    t, nbytes = np.zeros(pieces), np.full(pieces, MB / pieces)
+    last = max(
+        float(
+            node.carry((reader + turn) % 4, reader, t, nbytes, packets=nbytes / 128, answer=answer)[-1].max()
+        )
+        for reader in range(4)
+        for turn in (1, 2, 3)
+    )
+    spec = load("h100").link
+    full = 3 * MB / 128 * (128 + spec.header_bytes) / spec.gbps + spec.latency_ns
+    assert last == pytest.approx(full, rel=0.01) if answer else last > lost * full
+
+
+def test_a_request_waits_for_no_data_but_takes_its_share_of_the_port() -> None:
+    profile = load("h100")
+
+    def load_ns(traffic: int) -> tuple[float, float]:
+        """When GPU 0 has a line of GPU 1, to which GPU 2 sends ``traffic`` bytes, and when those are there."""
+        node, owner = links(3), SimpleNamespace(ordinal=1, clock=Clock(profile))
+        crossing = Crossing(Clock(profile), node, 0, owner, lambda cycles: cycles, lambda ns: ns)
+        if traffic:
+            arrival(node, 2, 1, traffic, packets=traffic // 128)
+        line = np.full(1, 128.0)
+        done = crossing.load(np.zeros(1, np.int64), NOW, Asked(128, line, line / 128, NOW))
+        return float(done[0]), arrival(node, 2, 1, 0, packets=0)
+
+    (alone, _), (busy, after) = load_ns(0), load_ns(MB)
+    spec = profile.link
+    assert busy == alone
+    assert after - spec.latency_ns == pytest.approx(
+        (MB / 128 * (128 + spec.header_bytes) + spec.header_bytes) / spec.gbps, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("later_ns", [5_000.0, 12_345.678, 1e9 + 17.3])
