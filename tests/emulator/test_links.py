@@ -78,7 +78,7 @@ def test_a_request_waits_for_no_data_but_takes_its_share_of_the_port() -> None:
     profile = load("h100")
 
     def load_ns(traffic: int) -> tuple[float, float]:
-        """When GPU 0 has a line of GPU 1, to which GPU 2 sends ``traffic`` bytes, and when those are there."""
+        """When GPU 0 has a line of GPU 1, to which GPU 2 sends ``traffic`` bytes; when those are there."""
         node, owner = links(3), SimpleNamespace(ordinal=1, clock=Clock(profile))
         crossing = Crossing(Clock(profile), node, 0, owner, lambda cycles: cycles, lambda ns: ns)
         if traffic:
