@@ -119,7 +119,6 @@ def timed(
     verify: Callable[[], None],
     *,
     wait: Callable[[], None] | None = None,
-    exchange: Exchange | None = None,
     cold_counters: bool = False,
 ) -> Record:
     """Verify, time and record a collective of all ranks.
@@ -134,7 +133,7 @@ def timed(
     in ``per_rank``.
     """
     node = measure.node_of(members[0].device)
-    lineup = Lineup(members, node.blocker, wait, exchange)
+    lineup = Lineup(members, node.blocker, wait)
     measure.timer.explicit()
     measure.instruments.prepare()
     if cold_counters:
@@ -158,22 +157,14 @@ def timed(
     record = measure.record(
         point, [batch.seconds for batch in batches], [], counted[0], point.traffic.payload_bytes
     )
-    _clock(record, measure, clocks)
+    measure.note_clock(
+        record, clocks, f"of {measure.spec}: delta clock64 / delta globaltimer after each sample"
+    )
+    if not measure.deterministic:
+        record.flag_reduced(sum(measure.clock_watch.settle(mhz) for mhz in clocks), len(clocks))
     record.per_rank = _per_rank(batches, counted)
     _timing(record, measure, node, batches)
     return measure.finish(record)
-
-
-def _clock(record: Record, measure: Measure, clocks: Sequence[float | None]) -> None:
-    known = sorted(mhz for mhz in clocks if mhz is not None)
-    if measure.deterministic:
-        record.sm_clock_mhz = measure.device.capabilities.sm_clock_mhz
-        record.clock_note = "modelled clock, constant"
-    elif known:
-        record.sm_clock_mhz = known[len(known) // 2]
-        record.clock_note = f"of {measure.spec}: delta clock64 / delta globaltimer after each sample"
-        reduced = sum(measure.clock_watch.settle(mhz) for mhz in clocks)
-        record.flag_reduced(reduced, len(clocks))
 
 
 def _per_rank(batches: Sequence[Batch], counted: Sequence[Mapping[str, int]]) -> dict[str, list[float]]:
@@ -202,9 +193,4 @@ def _timing(record: Record, measure: Measure, node: Node, batches: Sequence[Batc
     if not all(batch.held for batch in batches):
         reason = node.blocker.reason or "the host released the streams after its time-out"
         record.add_flag(Flag.NO_BLOCKER, f"ranks may have started one after the other: {reason}")
-    if floor.launch_bound(record.seconds):
-        record.add_flag(
-            Flag.LAUNCH_BOUND,
-            f"{record.seconds * 1e6:.2f} us is less than twice an empty launch "
-            f"({floor.seconds * 1e6:.2f} us)",
-        )
+    floor.flag(record)

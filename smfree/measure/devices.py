@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smfree.measure.clocks import ClockWatch
-from smfree.measure.nodes import Node, open_node
+from smfree.measure.nodes import Node, close_anyway, open_node
 from smfree.results.store import DeviceIdentity
 
 
@@ -89,20 +89,13 @@ class DevicePool:
         """Forget a device whose context died; the next :meth:`get` opens it anew."""
         device = self._open.pop(spec, None)
         if device is not None:
-            _close(device)
+            close_anyway(device)
 
     def close(self) -> None:
         while self._nodes:
             self._nodes.popitem()[1].close()
         for spec in list(self._open):
             self.drop(spec)
-
-
-def _close(device: Any) -> None:
-    try:
-        device.close()
-    except Exception:  # a dead context cannot be closed cleanly; the process is about to let go of it anyway
-        return
 
 
 def alive(device: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import pytest
 
 from smfree.measure.clocks import ClockWatch, clock_ratio_mhz
-from smfree.measure.collective import Exchange, Member, timed
+from smfree.measure.collective import Member, timed
 from smfree.measure.devices import DevicePool
 from smfree.measure.instruments import Instruments
 from smfree.measure.log import RunLog
@@ -149,13 +149,7 @@ class Measure:
         record = self.record(
             point, [sample.seconds for sample in batches], [], counted, point.traffic.payload_bytes
         )
-        known = [mhz for mhz in clocks if mhz is not None]
-        if self.deterministic:
-            record.sm_clock_mhz = self.device.capabilities.sm_clock_mhz
-            record.clock_note = "modelled clock, constant"
-        elif known:
-            record.sm_clock_mhz = sorted(known)[len(known) // 2]
-            record.clock_note = "delta clock64 / delta globaltimer after each sample"
+        self.note_clock(record, clocks, "delta clock64 / delta globaltimer after each sample")
         self._timing(record, batches, repeats, clocks, launch_cancels=point.launch_cancels)
         record.flag_reduced(reduced, len(batches))
         return self.finish(record)
@@ -180,12 +174,18 @@ class Measure:
             "sm_clock_mhz_per_sample": clocks,
         }
         self.flag_gaps(record, all(sample.held for sample in batches))
-        if not launch_cancels and floor.launch_bound(record.seconds):
-            record.add_flag(
-                Flag.LAUNCH_BOUND,
-                f"{record.seconds * 1e6:.2f} us is less than twice an empty launch "
-                f"({floor.seconds * 1e6:.2f} us)",
-            )
+        if not launch_cancels:
+            floor.flag(record)
+
+    def note_clock(self, record: Record, clocks: Sequence[float | None], note: str) -> None:
+        """The SM clock of a record: the model's, or the median of what was seen, as ``note`` says."""
+        known = sorted(mhz for mhz in clocks if mhz is not None)
+        if self.deterministic:
+            record.sm_clock_mhz = self.device.capabilities.sm_clock_mhz
+            record.clock_note = "modelled clock, constant"
+        elif known:
+            record.sm_clock_mhz = known[len(known) // 2]
+            record.clock_note = note
 
     def flag_gaps(self, record: Record, held: bool) -> None:
         if not held:
@@ -272,7 +272,6 @@ class Measure:
         verify: Callable[[], None],
         *,
         wait: Callable[[], None] | None = None,
-        exchange: Exchange | None = None,
         cold_counters: bool = False,
     ) -> Record:
         """Time ``launch(i)``, which queues a collective on the streams of all ``members``, on GPUs of
@@ -280,9 +279,7 @@ class Measure:
 
         See :func:`smfree.measure.collective.timed`.
         """
-        return timed(
-            self, point, members, launch, verify, wait=wait, exchange=exchange, cold_counters=cold_counters
-        )
+        return timed(self, point, members, launch, verify, wait=wait, cold_counters=cold_counters)
 
     def _clock(self, reading: ChainReading) -> float:
         return _mhz(reading) or float(self.device.capabilities.sm_clock_mhz)

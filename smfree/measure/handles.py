@@ -29,7 +29,6 @@ from smfree.ranks import RankContext, RankFailed, UnixRendezvous, spawn
 
 TIMEOUT_S = 60.0
 
-
 Samples = Mapping[Operation, Sequence[float]]
 """Seconds, one for each round."""
 

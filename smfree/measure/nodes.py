@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -78,10 +79,13 @@ class Node:
     def close(self) -> None:
         """Close the devices, those that failed too."""
         for device in self.devices:
-            try:
-                device.close()
-            except Exception:  # a dead context cannot be closed cleanly
-                continue
+            close_anyway(device)
+
+
+def close_anyway(device: Any) -> None:
+    """Close a device that may have failed: a dead context cannot be closed cleanly."""
+    with suppress(Exception):
+        device.close()
 
 
 class Tally:

@@ -15,6 +15,7 @@ from typing import Any
 
 from smfree.measure.errors import MeasureError
 from smfree.measure.queue import MAX_QUEUED_LAUNCHES, Mark, Queue
+from smfree.measure.records import Flag, Record
 
 #: A batch should last this long, so that the 0.5 us resolution of events is far below it.
 TARGET_BATCH_S = 200e-6
@@ -151,6 +152,15 @@ class Floor:
 
     def launch_bound(self, seconds: float) -> bool:
         return seconds < LAUNCH_BOUND_FACTOR * self.seconds
+
+    def flag(self, record: Record) -> None:
+        """Say of a record that its launches were as good as empty, if so."""
+        if self.launch_bound(record.seconds):
+            record.add_flag(
+                Flag.LAUNCH_BOUND,
+                f"{record.seconds * 1e6:.2f} us is less than twice an empty launch "
+                f"({self.seconds * 1e6:.2f} us)",
+            )
 
     def check(self, seconds: float) -> None:
         """Refuse a time that no launch can have: the work ran elsewhere or was not waited for."""

@@ -16,6 +16,7 @@ from smfree.cuda import Device, LaunchError
 from smfree.measure.clocks import ClockWatch
 from smfree.measure.collective import MAX_QUEUED_COLLECTIVES, Batch, Lineup, timed
 from smfree.measure.errors import MeasureError
+from smfree.measure.fixture import Measure
 from smfree.measure.queue import Blocker
 from smfree.measure.records import Flag, Memory, Record, Traffic
 from smfree.measure.timer import DeviceTimer
@@ -144,6 +145,8 @@ def test_ranks_of_other_processes_are_told_of_and_waited_for() -> None:
 
 class FakeMeasure:
     """A Measure over fake ranks, with a real clock unless ``deterministic``."""
+
+    note_clock = Measure.note_clock
 
     def __init__(
         self, ranks: FakeRanks, *, deterministic: bool = False, rounds: int = 3, **changes: Any
