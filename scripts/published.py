@@ -24,22 +24,25 @@ from scripts.published_runs import (  # noqa: E402
     KIB,
     MIB,
     MOVES,
+    PULLS,
     SATURATED,
-    Push,
+    SPREAD,
+    Config,
     Spread,
     copy_gbps,
     copy_us,
     described,
     flag_us,
     gather_us,
+    one_way_gbps,
     open_ms,
-    push_gbps,
+    pulling,
     puts_us,
     shifts,
     spread,
     threads,
     tiles,
-)  # fmt: skip
+)
 from smfree.emulator.profile import load  # noqa: E402
 from smfree.model.crossover import format_bytes  # noqa: E402
 
@@ -82,9 +85,9 @@ def copied(name: str, gpu: str, nbytes: int, public: float, text: str) -> Row:
     return Row(name, gpu, public, "GB/s", f"copy engine, {text}", lambda: copy_gbps(gpu, nbytes))
 
 
-def pushed(name: str, gpu: str, public: float, config: Push, ctas: int) -> Row:
+def pushed(name: str, gpu: str, public: float, config: Config, ctas: int) -> Row:
     how = f"{described(config)}, {ctas} SM{'s' if ctas > 1 else ''}"
-    return Row(name, gpu, public, "GB/s", how, lambda: push_gbps(gpu, config, ctas))
+    return Row(name, gpu, public, "GB/s", how, lambda: one_way_gbps(gpu, config, ctas))
 
 
 ROWS = (
@@ -128,9 +131,10 @@ on emulated nodes. Every computed number is **modelled**: a first-order clock, n
 ([emulator.md](emulator.md) says what it leaves out). The public numbers are from elsewhere; none says
 anything about the GPU at hand.
 
-Pushes go one way, from rank 0 to rank 1, out of DRAM: an AllGather in which the other rank has nothing to
-send. Their rate is the slope between two lengths, so launch and barriers cancel. Copies are timed on
-their stream behind a blocker, their start-up included. What arrived is compared before a number is taken.
+Pushes and pulls go one way, from rank 0 to rank 1, out of DRAM: an AllGather in which the other rank has
+nothing to send. Their rate is the slope between two lengths, so launch and barriers cancel. Copies are
+timed on their stream behind a blocker, their start-up included. What arrived is compared before a number
+is taken.
 
 ## Row by row
 
@@ -207,6 +211,7 @@ def findings(found: Sequence[Spread]) -> str:
     reg, tma = known["h20", threads(1024)], known["h20", tiles(16 * KIB, 4)]
     few, many = known["b200", tiles(16 * KIB, 4)], known["b200", threads(256)]
     slow, small = known["h20", threads(128)], known["h20", tiles(2 * KIB, 8)]
+    pull = known["h20", pulling(1024)]
     public_ns = reg.config.bytes_in_flight_per_sm / 37
     return f"""
 **The H20 rows do not come out exactly.** 1024 threads push {reg.gbps:.1f} GB/s per SM (public 37), the
@@ -225,10 +230,13 @@ it: threads x 16 bytes every DRAM latency, more only with more registers. The TM
 flight with one thread and no register. Its bytes pass it twice, as a load and as a store that is held
 until the peer has it. With two tiles of 16 KiB it idles in between: a tile is loaded, then stored, and
 one request streams no faster than `tma.request_bytes_per_cycle`.
+
+**A pull by threads holds its bytes for the link's round trip, too**: {pull.held_ns:.0f} ns instead of
+{reg.held_ns:.0f}, so 1024 threads with one load each need {pull.sms} SMs instead of {reg.sms}.
 """
 
 
-def shift_table(gpu: str, configs: Sequence[Push]) -> str:
+def shift_table(gpu: str, configs: Sequence[Config]) -> str:
     rows = []
     for config in configs:
         for shift in shifts(gpu, config):
@@ -266,7 +274,7 @@ def not_compared() -> str:
 
 def page() -> str:
     """All of docs/published.md."""
-    found = [*spread("h20"), *spread("b200")]
+    found = [*spread("h20", (*SPREAD, *PULLS)), *spread("b200", SPREAD)]
     headline = (threads(256), tiles(16 * KIB, 4))
     return "\n".join(
         [

