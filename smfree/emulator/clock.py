@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from smfree.emulator.errors import Unsupported
 from smfree.emulator.l2 import L2
-from smfree.emulator.profile import SECTOR_BYTES, EngineSpec, Profile, TmaSpec
+from smfree.emulator.profile import Profile
 from smfree.emulator.servers import ServerBank
+from smfree.emulator.specs import SECTOR_BYTES, EngineSpec, TmaSpec
 
 __all__ = ["L2", "Clock"]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from smfree.emulator.clock import F8, I8, Clock
 from smfree.emulator.links import HOST, Links, Passage
-from smfree.emulator.profile import LINE_BYTES
+from smfree.emulator.specs import LINE_BYTES
 
 
 class Owner(Protocol):

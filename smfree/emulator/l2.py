@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smfree.emulator.allocations import Reserve
-from smfree.emulator.profile import LINE_BYTES, Profile
+from smfree.emulator.profile import Profile
+from smfree.emulator.specs import LINE_BYTES
 
 
 class L2:

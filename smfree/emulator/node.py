@@ -24,9 +24,10 @@ from smfree.emulator.interprocess import Export
 from smfree.emulator.links import Links
 from smfree.emulator.memory import GlobalMemory
 from smfree.emulator.process import Context, Count, Process
-from smfree.emulator.profile import LINE_BYTES, Profile
+from smfree.emulator.profile import Profile
 from smfree.emulator.profile import load as load_profile
 from smfree.emulator.ptx.ast import Kernel
+from smfree.emulator.specs import LINE_BYTES
 from smfree.emulator.streams import Activity, Event, Unit
 from smfree.emulator.timeline import Timeline
 from smfree.emulator.trace import Trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from smfree.emulator.profile import WARP_SIZE, DeviceSpec
+from smfree.emulator.specs import WARP_SIZE, DeviceSpec
 
 _REGISTER_UNIT = 256
 """Registers are given to a warp in units of this many."""

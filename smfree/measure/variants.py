@@ -36,7 +36,7 @@ def varied(device: Any, parameter: str | None, factor: float) -> Iterator[None]:
     """
     from smfree.emulator.clock import Clock
     from smfree.emulator.l2 import L2
-    from smfree.emulator.profile import LINE_BYTES
+    from smfree.emulator.specs import LINE_BYTES
 
     state = device.emulator
     before = state.profile, state.clock, state.l2

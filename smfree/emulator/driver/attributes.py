@@ -7,7 +7,7 @@ from typing import Any
 
 from smfree.emulator.driver.errors import invalid
 from smfree.emulator.node import DeviceState
-from smfree.emulator.profile import WARP_SIZE, DeviceSpec
+from smfree.emulator.specs import WARP_SIZE, DeviceSpec
 
 _PREFIX = "CU_DEVICE_ATTRIBUTE_"
 

@@ -18,7 +18,7 @@ from smfree.emulator.driver.memory import MemoryCalls, Place, address_of, host_b
 from smfree.emulator.links import HOST
 from smfree.emulator.node import DeviceState
 from smfree.emulator.process import Context
-from smfree.emulator.profile import LINE_BYTES
+from smfree.emulator.specs import LINE_BYTES
 from smfree.emulator.streams import Stream, Unit
 from smfree.emulator.transfers import Transfer, piece_ends
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from smfree.emulator.coalescing import sectors_per_warp, wavefronts_per_warp
 from smfree.emulator.exec.lanes import Group, LaneSet
-from smfree.emulator.profile import LINE_BYTES, SECTOR_BYTES
+from smfree.emulator.specs import LINE_BYTES, SECTOR_BYTES
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch

@@ -16,7 +16,7 @@ from smfree.emulator.exec.multimem_unit import MultimemUnit
 from smfree.emulator.exec.routing import Part
 from smfree.emulator.exec.values import CLUSTER_SHIFT
 from smfree.emulator.memory import LocalMemory, SharedMemory
-from smfree.emulator.profile import LINE_BYTES
+from smfree.emulator.specs import LINE_BYTES
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch

@@ -11,7 +11,7 @@ from smfree.emulator.occupancy import capacity
 if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch
     from smfree.emulator.exec.residency import Residency
-    from smfree.emulator.profile import DeviceSpec
+    from smfree.emulator.specs import DeviceSpec
 
 
 class Residents:
