@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from smfree.emulator.clock import L2, Clock
 from smfree.emulator.counters import Counters
 from smfree.emulator.errors import EmulationError, Severity
-from smfree.emulator.exec.launch import start as start_kernel
+from smfree.emulator.exec.launch import Launch
 from smfree.emulator.exec.residents import Residents
 from smfree.emulator.host_memory import HostMemory
 from smfree.emulator.interprocess import Export
@@ -61,7 +61,7 @@ class LaunchOutcome(Activity, Protocol):
 
 class Executor(Protocol):
     """Starts one kernel on ``device`` at ``start_s`` of the node; the real one is
-    ``smfree.emulator.exec.launch.start``."""
+    ``smfree.emulator.exec.launch.Launch``."""
 
     def __call__(
         self,
@@ -154,7 +154,7 @@ class Node:
         self.schedule = schedule
         self.seed = seed
         self.strict = Strict(strict)
-        self.executor = executor if executor is not None else start_kernel
+        self.executor = executor if executor is not None else Launch
         self.host_wait_limit_s = host_wait_limit_s
         self.findings: list[Any] = []
         """What ``strict="record"`` collected, oldest first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from smfree.emulator.exec.launch import start
+from smfree.emulator.exec.launch import Launch
 from tests.emulator.driver_kit import launch, load, ok, open_driver
 
 HEAD = """
@@ -43,7 +43,7 @@ class Ranks:
     """One host thread with a context, a flag and a stream on each of ``count`` devices."""
 
     def __init__(self, count: int, body: str = MEET, **settings: Any) -> None:
-        self.driver = open_driver(*["h100"] * count, executor=start, **settings)
+        self.driver = open_driver(*["h100"] * count, executor=Launch, **settings)
         driver, self.functions, self.flags = self.driver, [], []
         self.contexts = [ok(driver.cuDevicePrimaryCtxRetain(i)) for i in range(count)]
         self.streams = []

@@ -12,7 +12,7 @@ import pytest
 
 from smfree.emulator.address_space import Mapping, MappingKind
 from smfree.emulator.errors import MemoryFault
-from smfree.emulator.exec.launch import LaunchResult, run, start
+from smfree.emulator.exec.launch import Launch, LaunchResult, run
 from smfree.emulator.memory import GlobalMemory
 from smfree.emulator.node import Node
 from smfree.emulator.process import Context
@@ -465,7 +465,7 @@ class Two:
 
     def __init__(self, sender: str, receiver: str, *, grid: int = 1, **settings: Any) -> None:
         self.grid = (grid, 1)
-        self.driver = open_driver("h100", "h100", executor=start, **settings)
+        self.driver = open_driver("h100", "h100", executor=Launch, **settings)
         self.contexts = open_node(self.driver)
         self.streams, self.functions = [], []
         for i, body in enumerate((sender, receiver)):

@@ -10,7 +10,7 @@ import pytest
 
 from smfree.emulator.clock import Clock
 from smfree.emulator.crossing import Asked, Crossing
-from smfree.emulator.exec.launch import LaunchResult, run, start
+from smfree.emulator.exec.launch import Launch, LaunchResult, run
 from smfree.emulator.links import HOST, Links, Path
 from smfree.emulator.node import Node
 from smfree.emulator.profile import Profile, load
@@ -291,7 +291,7 @@ def copy_gbps(
     copies: list[tuple[int, int]], *, access: bool = True, count: int = 3
 ) -> tuple[list[float], Node]:
     """GB/s of copies of 64 MB between devices that start together, (source, target) each."""
-    driver = open_driver(*["h100"] * count, executor=start)
+    driver = open_driver(*["h100"] * count, executor=Launch)
     contexts, nbytes, marks = open_node(driver), 64 * MB, []
     for source, target in copies:
         ok(driver.cuCtxSetCurrent(contexts[target]))

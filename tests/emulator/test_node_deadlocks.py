@@ -11,6 +11,7 @@ import pytest
 from cuda.bindings import driver as cuda
 
 from smfree.emulator.driver import Driver
+from smfree.emulator.exec.launch import Launch
 from smfree.emulator.exec.schedule import SCHEDULES
 from tests.emulator.driver_kit import (
     config,
@@ -22,7 +23,7 @@ from tests.emulator.driver_kit import (
     refused,
     word_at,
 )
-from tests.emulator.node_kit import HEAD, POLL, Ranks, start
+from tests.emulator.node_kit import HEAD, POLL, Ranks
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 POINTERS = (ctypes.c_void_p, ctypes.c_void_p)
@@ -94,7 +95,7 @@ def test_a_kernel_that_waits_for_itself_alone_fails_though_others_could_act() ->
     mbarrier.try_wait.parity.shared::cta.b64 %p2, [bar], 0;
     @!%p2 bra WAIT;
     """
-    driver = open_driver(executor=start, host_wait_limit_s=60)
+    driver = open_driver(executor=Launch, host_wait_limit_s=60)
     Driver(driver.node, "another process")
     function = load(driver, f"{HEAD}{body}ret;\n}}\n".encode())
     ok(launch(driver, function, 0, ((0, 0), POINTERS), block=(1, 1, 1)), driver)
@@ -163,7 +164,7 @@ def test_threads_that_all_wait_are_a_deadlock() -> None:
 
 
 def _polls_host(**settings: Any) -> tuple[Driver, Any]:
-    driver = open_driver(executor=start, **settings)
+    driver = open_driver(executor=Launch, **settings)
     flag = ok(driver.cuMemHostAlloc(4, 0))
     function = load(driver, f"{HEAD}{POLL}ret;\n}}\n".encode())
     ok(launch(driver, function, 0, ((int(flag), 0), POINTERS)), driver)

@@ -30,7 +30,7 @@ from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_unit import MemoryUnit
 from smfree.emulator.exec.register_unit import RegisterUnit
 from smfree.emulator.exec.report import barrier_name, deadlock, place, stuck
-from smfree.emulator.exec.schedule import Schedule, make_schedule
+from smfree.emulator.exec.schedule import make_schedule
 from smfree.emulator.exec.stall_unit import StallUnit
 from smfree.emulator.exec.sync_unit import SyncUnit
 from smfree.emulator.exec.times import Times
@@ -58,34 +58,6 @@ class LaunchResult:
     ctas_per_sm: int = 0
 
 
-def start(
-    device: DeviceState,
-    kernel: ast.Kernel,
-    params: bytes,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    cluster: tuple[int, int, int] | None,
-    dynamic_shared_bytes: int,
-    *,
-    schedule: str = "timed",
-    seed: int = 0,
-    start_s: float = 0.0,
-    module_symbols: Mapping[str, int] | None = None,
-    registers: int | None = None,
-    context: Context | None = None,
-) -> Launch:
-    """A launch that begins ``start_s`` seconds after the node was made; it runs when it is advanced.
-
-    ``cluster`` in CTAs; None: the launch does not speak of clusters. ``registers`` per thread limits how many
-    CTAs an SM holds, where known. Raises EmulationError.
-    """
-    chosen = make_schedule(schedule, seed, device.ordinal)
-    return Launch(
-        device, kernel, params, grid, block, cluster, dynamic_shared_bytes, chosen, start_s,
-        dict(module_symbols or {}), registers, context,
-    )  # fmt: skip
-
-
 def run(
     device: DeviceState,
     kernel: ast.Kernel,
@@ -96,8 +68,8 @@ def run(
     dynamic_shared_bytes: int,
     **settings: Any,
 ) -> LaunchResult:
-    """:func:`start` a kernel and run it, alone, until its last thread has exited. Raises EmulationError."""
-    launch = start(device, kernel, params, grid, block, cluster, dynamic_shared_bytes, **settings)
+    """Run a kernel, alone, until its last thread has exited. ``settings`` as for :class:`Launch`."""
+    launch = Launch(device, kernel, params, grid, block, cluster, dynamic_shared_bytes, **settings)
     while (progress := launch.advance(inf)) is not Progress.DONE:
         if progress is Progress.BLOCKED and not launch.last_resort():
             launch.drop()
@@ -106,7 +78,12 @@ def run(
 
 
 class Launch(Times):
-    """State of one running kernel; everything the opcode handlers act on."""
+    """One running kernel; everything the opcode handlers act on. It runs when it is advanced.
+
+    It begins ``start_s`` seconds after the node was made. ``cluster`` in CTAs; None: the launch does not
+    speak of clusters. ``registers`` per thread limits how many CTAs an SM holds, where known. Raises
+    EmulationError.
+    """
 
     def __init__(
         self,
@@ -117,21 +94,24 @@ class Launch(Times):
         block: tuple[int, int, int],
         cluster: tuple[int, int, int] | None,
         dynamic_shared_bytes: int,
-        schedule: Schedule,
-        start_s: float,
-        symbols: dict[str, int],
-        registers: int | None,
+        *,
+        schedule: str = "timed",
+        seed: int = 0,
+        start_s: float = 0.0,
+        module_symbols: Mapping[str, int] | None = None,
+        registers: int | None = None,
         context: Context | None = None,
     ) -> None:
         self.context = context
         self._lock: Turns | None = context.process.node.lock if context is not None else None
         self.device, self.kernel, self.params = device, kernel, params
-        self.symbols = symbols
+        self.symbols = dict(module_symbols or {})
         self.dynamic_shared_bytes = dynamic_shared_bytes
         self.shared_bytes = kernel.static_shared_bytes
         if dynamic_shared_bytes:
             self.shared_bytes = kernel.dynamic_shared_offset + dynamic_shared_bytes
-        super().__init__(device, grid, block, cluster, self.shared_bytes, registers, schedule, start_s)
+        chosen = make_schedule(schedule, seed, device.ordinal)
+        super().__init__(device, grid, block, cluster, self.shared_bytes, registers, chosen, start_s)
         self.max_warps_per_sm = device.profile.device.max_warps_per_sm
         self.counters = Counters(launches=1)
         self.findings: list[EmulationError] = []
@@ -156,8 +136,8 @@ class Launch(Times):
         self.flow = FlowUnit(self)
         self.stalls = StallUnit(self)
         self.registers = RegisterUnit(self, registers)
-        self.trace = device.trace.begin(self) if device.trace is not None and schedule.timed else None
-        self.program: Program = Decoder(kernel, self, symbols).program()
+        self.trace = device.trace.begin(self) if device.trace is not None and chosen.timed else None
+        self.program: Program = Decoder(kernel, self, self.symbols).program()
         self.interpreter = Interpreter(self, self.program)
         self._lines: dict[int, str] = {}
         self.current: Group | None = None
