@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-SECTOR_BYTES = 32
+from smfree.emulator.specs import WARP_SIZE
+
 BANKS = 32
 BANK_BYTES = 4
-WARP_LANES = 32
 _KEY_BITS = 46
 
 
@@ -24,8 +24,8 @@ def sectors_per_warp(addr: np.ndarray, nbytes: int, warp_starts: np.ndarray) -> 
     if not warps:
         return np.zeros(0, np.int64)
     sector = addr >> 5
-    if len(addr) == warps * WARP_LANES:
-        grid = sector.reshape(warps, WARP_LANES)
+    if len(addr) == warps * WARP_SIZE:
+        grid = sector.reshape(warps, WARP_SIZE)
         shape = grid - grid[:, :1]
         if (shape == shape[0]).all():
             return np.full(warps, len(np.unique(shape[0])), np.int64)
@@ -55,9 +55,9 @@ def wavefronts_per_warp(
     if not warps:
         return np.zeros(0, np.int64)
     words = parts = max(1, nbytes // BANK_BYTES)
-    lanes = WARP_LANES // parts
+    lanes = WARP_SIZE // parts
     word = addr >> 2
-    if len(addr) == warps * WARP_LANES:
+    if len(addr) == warps * WARP_SIZE:
         grid = word.reshape(warps * parts, lanes)
         cost = _conflicts(grid, words)
         if isinstance(cost, int):

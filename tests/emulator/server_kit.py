@@ -64,7 +64,7 @@ def child(function: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any,
         process.close()
 
 
-def told(connection: Connection, timeout_s: float = 30.0) -> Any:
+def told(connection: Connection) -> Any:
     """The next thing a child says."""
-    assert connection.poll(timeout_s), "the child said nothing"
+    assert connection.poll(30.0), "the child said nothing"
     return connection.recv()

@@ -97,19 +97,7 @@ def test_the_poller_goes_on_when_the_copy_has_landed() -> None:
 
 # ------------------------------------------------------------------------------------------------------- room
 
-_BIG = """
-.version 8.8
-.target sm_90a
-.address_size 64
-.visible .entry work(.param .u64 mine, .param .u64 theirs)
-{
-.reg .pred %p<4>;
-.reg .b32 %r<12>;
-.reg .b64 %rd<12>;
-.shared .align 4 .b8 room[BYTES];
-ld.param.u64 %rd1, [mine];
-ld.param.u64 %rd2, [theirs];
-"""
+_BIG = HEAD.replace("ld.param", ".shared .align 4 .b8 room[BYTES];\nld.param", 1)
 
 
 def _two(ranks: Ranks, bodies: list[str], grid: int, shared: int) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -29,13 +28,6 @@ SOURCE = CudaSource(
     "  int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
     "  if (i < count) out[i] = in[i] * by;\n}\n",
 )
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    running = Servers()
-    yield running
-    running.close()
 
 
 @pytest.fixture

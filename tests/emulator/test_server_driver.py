@@ -7,7 +7,7 @@ import inspect
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -68,13 +68,6 @@ ODD_PARITY = b"""
   ret;
 }
 """
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    running = Servers()
-    yield running
-    running.close()
 
 
 @pytest.fixture

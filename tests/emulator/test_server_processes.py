@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,13 +28,6 @@ from tests.emulator.test_driver_kernels import COPY, TYPES
 
 LAZY = 1
 LOST = CUresult.CUDA_ERROR_MPS_RPC_FAILURE
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    running = Servers()
-    yield running
-    running.close()
 
 
 @pytest.fixture

@@ -5,11 +5,8 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
-
-import pytest
 
 from smfree.emulator.server import RemoteDriver, start
 from smfree.emulator.server.link import Link
@@ -51,13 +48,6 @@ LOOP:
 }
 """
 TURNS = 80_000
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    running = Servers()
-    yield running
-    running.close()
 
 
 def launch_spin(driver: Any) -> Any:

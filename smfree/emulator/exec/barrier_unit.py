@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.errors import BarrierFault, Severity
-from smfree.emulator.exec.lanes import WARP_SIZE, Group
+from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.warp import per_lane
+from smfree.emulator.specs import WARP_SIZE
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch

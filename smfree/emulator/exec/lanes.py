@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from smfree.emulator.specs import WARP_SIZE
+
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-WARP_SIZE = 32
 _CACHE_LIMIT = 4096
 
 

@@ -17,12 +17,13 @@ import numpy as np
 from smfree.emulator.coalescing import wavefronts_per_warp
 from smfree.emulator.errors import BarrierFault, EmulationError, MemoryFault
 from smfree.emulator.exec.half import from_half, from_tf32, odd_sum, to_half
-from smfree.emulator.exec.lanes import WARP_SIZE, Group
+from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.memory_ops import flat_addresses, resolve_generic, space_of
 from smfree.emulator.exec.memory_unit import OWN_CTA_ONLY
 from smfree.emulator.exec.table import Visible, visible
 from smfree.emulator.exec.warp import per_lane
 from smfree.emulator.ptx import ast
+from smfree.emulator.specs import WARP_SIZE
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.decode import Decoder

@@ -9,10 +9,11 @@ import numpy as np
 
 from smfree.emulator.errors import Deadlock
 from smfree.emulator.exec.cluster_barrier import is_cluster_barrier
-from smfree.emulator.exec.lanes import WARP_SIZE, Group
+from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.sync_unit import MBarrierWait
 from smfree.emulator.exec.warp_unit import WarpWait
 from smfree.emulator.ptx.ast import Instr
+from smfree.emulator.specs import WARP_SIZE
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.launch import Launch

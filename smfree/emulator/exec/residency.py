@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.errors import EmulationError, Unsupported
-from smfree.emulator.exec.lanes import WARP_SIZE, Geometry, LaneSet
+from smfree.emulator.exec.lanes import Geometry, LaneSet
 from smfree.emulator.exec.report import xyz
 from smfree.emulator.occupancy import footprint, occupancy, resident_clusters
+from smfree.emulator.specs import WARP_SIZE
 
 if TYPE_CHECKING:
     from smfree.emulator.node import DeviceState

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smfree.emulator.exec.lanes import WARP_SIZE, Group
+from smfree.emulator.exec.lanes import Group
+from smfree.emulator.specs import WARP_SIZE
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.decode import Decoder

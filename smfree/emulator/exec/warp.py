@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smfree.emulator.errors import BarrierFault
-from smfree.emulator.exec.lanes import WARP_SIZE, Group
+from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.table import Visible, visible
 from smfree.emulator.exec.values import typed
 from smfree.emulator.ptx import ast
+from smfree.emulator.specs import WARP_SIZE
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.decode import Decoder
