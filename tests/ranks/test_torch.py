@@ -133,6 +133,7 @@ def test_a_failure_on_this_host_ends_a_wait_for_another(monkeypatch: pytest.Monk
     failed = threading.Event()
 
     def fail(rendezvous: TorchRendezvous) -> None:
+        rendezvous.barrier("start")
         if rendezvous.rank == 1:
             failed.set()
             raise ValueError("bad shard")
