@@ -1,10 +1,10 @@
 // What the kernels of an AllGather share: where the shards lie, how bytes of any number and alignment move.
 //
 // Rank r's shard is [offset[r], offset[r + 1]) of dst, on every rank. So a shard has the same alignment
-// modulo 16 wherever it is copied, whatever its length. Only the caller's src may lie otherwise: then each CTA
-// first copies its slice of it to its place in the own dst, before the entry barrier, while peers still are on
-// their way. A pull does so wherever src is: its peers read dst. After the barrier all traffic is between
-// places that are alike modulo 16, in 16-byte vectors.
+// modulo 16 wherever it is copied, whatever its length. Only the caller's src may lie otherwise: then each
+// CTA first copies its slice of it to its place in the own dst, before the entry barrier, while peers still
+// are on their way. A pull places every src that is not in its place already: its peers read dst. After the
+// barrier all traffic is between places that are alike modulo 16, in 16-byte vectors.
 #pragma once
 #include "signals.cuh"
 
@@ -86,25 +86,31 @@ PTX_INLINE void store_from_turn(u32 first, const Gather& gather, u32 rank, u64 a
   for (u32 turn = first; turn < WORLD_SIZE; ++turn) st_global(peer_dst(gather, rank, turn) + at, byte);
 }
 
-// Copies this CTA's slice of the own shard from src to its place in the own dst, unless it is there already.
-PTX_INLINE void place_own(const Gather& gather, const u8* src, u32 rank) {
+// Copies this CTA's slice of the own shard, base + at to dst + at, where the two are not alike modulo 16: by
+// the widest access that both sides allow.
+PTX_INLINE void place_unaligned(const Gather& gather, const u8* base, u32 rank) {
   u8* const dst = gather.dst[rank];
-  const u8* const base = src - gather.offset[rank];  // base + at goes to dst + at
-  if (base == dst) return;
   const Slice slice = slice_of(gather, rank);
   const auto store = [=](u64 at, const auto& value) { st_global(dst + at, value); };
-  const u32 apart = (u32)(dst - base);  // the widest access that both sides are aligned for
-  if (apart % 16 == 0) move<b32x4>(base, slice, store);
-  else if (apart % 4 == 0) move<b32x1>(base, slice, store);
+  const u32 apart = (u32)(dst - base);
+  if (apart % 4 == 0) move<b32x1>(base, slice, store);
   else if (apart % 2 == 0) move<u16>(base, slice, store);
   else move<u8>(base, slice, store);
 }
 
-// Where this CTA's slice of the own shard can be read in vectors, at offsets of dst: src where that is aligned
-// like its place, else the own dst, to which it is copied here.
+// Where the slice can be read in vectors, at offsets of dst: src if that is aligned like its place, else the
+// own dst, to which it is copied.
 PTX_INLINE const u8* own_source(const Gather& gather, const u8* src, u32 rank) {
   const u8* const base = src - gather.offset[rank];
   if ((u32)(base - gather.dst[rank]) % 16 == 0) return base;
-  place_own(gather, src, rank);
+  place_unaligned(gather, base, rank);
   return gather.dst[rank];
+}
+
+// Copies the slice from src to its place in the own dst, unless it is there already.
+PTX_INLINE void place_own(const Gather& gather, const u8* src, u32 rank) {
+  u8* const dst = gather.dst[rank];
+  const u8* const source = own_source(gather, src, rank);
+  const auto store = [=](u64 at, const auto& value) { st_global(dst + at, value); };
+  if (source != dst) move<b32x4>(source, slice_of(gather, rank), store);
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels.common import check_stages, check_tile, tma_unavailable
 from kernels.ipc.gather import GatherConfig, launch, prepare, suitable_ctas
-from kernels.staged import STAGE_ALIGN, BarrierPlan, round_up
+from kernels.staged import BarrierPlan
 from smfree.cuda import Capabilities
 
 if TYPE_CHECKING:
@@ -26,12 +26,13 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class BulkConfig(GatherConfig):
-    """``num_stages`` tiles of ``tile_bytes`` under way per CTA. All ``threads``, with ``unroll`` loads each,
-    place a src that lies elsewhere and move the edges; one of them does the rest. Raises ConfigError."""
+    """``num_stages`` tiles of ``tile_bytes`` under way per CTA; by default a slice is two tiles, so that one
+    is stored while the other is loaded. All ``threads``, with ``unroll`` loads each, place a src that is not
+    aligned like its place and move the edges; one of them does the rest. Raises ConfigError."""
 
     threads: int = 128
-    tile_bytes: int = 16384
-    num_stages: int = 4
+    tile_bytes: int = 8192
+    num_stages: int = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,11 +48,6 @@ class BulkConfig(GatherConfig):
     def shared_bytes(self) -> int:
         """Dynamic shared memory per CTA: the stages."""
         return self.num_stages * self.tile_bytes
-
-    @property
-    def static_shared_bytes(self) -> int:
-        """The barriers and, for a pull, what each stage holds; padded to the alignment of the stages."""
-        return round_up(20 * self.num_stages, STAGE_ALIGN)
 
     @property
     def bytes_in_flight_per_sm(self) -> int:

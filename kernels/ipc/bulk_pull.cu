@@ -14,14 +14,14 @@
 // Proxies    generic -> async: peers have placed their shards by stores: one fence.proxy.async behind the
 //            entry barrier, where that is known. A tile is written and read by the async proxy, and the wait
 //            on full[s] orders the two.
-// Order      rank r asks peer r + 1, then r + 2 for a tile, then for the next: all shards arrive side by side.
-// Shared     dynamic: stages, NUM_STAGES x TILE_BYTES; static: full[], offset[], bytes[] of each, and
-//            body[] of each shard, padded to 128 bytes.
-// Compile    nvcc -arch=sm_90a -cubin -I../include -DTHREADS=128 -DUNROLL=4 -DTILE_BYTES=16384 -DNUM_STAGES=4
+// Order      rank r asks peer r + 1, then r + 2 for a tile, then all for the next: shards come side by side.
+// Shared     dynamic: stages, NUM_STAGES x TILE_BYTES; static: full[], offset[], bytes[] of each, body[]
+//            of each shard, padded to 128 bytes.
+// Compile    nvcc -arch=sm_90a -cubin -I../include -DTHREADS=128 -DUNROLL=4 -DTILE_BYTES=8192 -DNUM_STAGES=8
 //            -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512 -DSIGNAL_PADS_OFFSET=128 -DSIGNAL_EPOCHS_OFFSET=256
 //            -DSIGNAL_RECORDS_OFFSET=2304 -DSIGNAL_STEP_ENTRY=1 -DSIGNAL_STEP_EXIT=2 bulk_pull.cu
 // Launch     the same grid on every rank, at most SIGNAL_SLOTS CTAs, all resident; THREADS threads (all of
-//            them place a src that lies elsewhere), NUM_STAGES x TILE_BYTES of dynamic shared memory.
+//            them place a src that is aligned otherwise), NUM_STAGES x TILE_BYTES of dynamic shared memory.
 #include "gather.cuh"
 
 static_assert(TILE_BYTES % 16 == 0, "cp.async.bulk moves multiples of 16 bytes");

@@ -2,7 +2,8 @@
 //
 // Moves      each rank reads its shard once and writes it to N - 1 peers over the links: global -> shared ->
 //            N - 1 times remote global, by cp.async.bulk; no byte passes through registers but up to 15 on
-//            each side of the shard.
+//            each side of the shard. A src that lies elsewhere, aligned like its place, goes to the own
+//            dst, too.
 // In flight  NUM_STAGES x TILE_BYTES of loads per CTA; N - 1 stores of each tile.
 // Needs      sm_90; peer access to every rank's dst. Any byte count, offset and alignment of src.
 // Barriers   full[s]: 1 arrival (the asking thread, with expect_tx of the tile's bytes) and those bytes; once
@@ -18,11 +19,11 @@
 // Order      rank r stores to peer r + 1, then r + 2, for each tile: at any time each port takes about one
 //            writer.
 // Shared     dynamic: stages, NUM_STAGES x TILE_BYTES; static: full[NUM_STAGES], padded to 128 bytes.
-// Compile    nvcc -arch=sm_90a -cubin -I../include -DTHREADS=128 -DUNROLL=4 -DTILE_BYTES=16384 -DNUM_STAGES=4
+// Compile    nvcc -arch=sm_90a -cubin -I../include -DTHREADS=128 -DUNROLL=4 -DTILE_BYTES=8192 -DNUM_STAGES=8
 //            -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512 -DSIGNAL_PADS_OFFSET=128 -DSIGNAL_EPOCHS_OFFSET=256
 //            -DSIGNAL_RECORDS_OFFSET=2304 -DSIGNAL_STEP_ENTRY=1 -DSIGNAL_STEP_EXIT=2 bulk_push.cu
 // Launch     the same grid on every rank, at most SIGNAL_SLOTS CTAs, all resident; THREADS threads (all of
-//            them place a src that lies elsewhere), NUM_STAGES x TILE_BYTES of dynamic shared memory.
+//            them place a src that is aligned otherwise), NUM_STAGES x TILE_BYTES of dynamic shared memory.
 #include "gather.cuh"
 
 static_assert(TILE_BYTES % 16 == 0, "cp.async.bulk moves multiples of 16 bytes");
@@ -82,7 +83,8 @@ allgather_bulk_push(const __grid_constant__ Gather gather, const u8* src, Signal
 
   const Slice slice = slice_of(gather, rank), body = body_of<16>(source, slice);
   const u32 first = source == gather.dst[rank];
-  move_edges(0, source, slice, body, [&](u64 at, u8 byte) { store_from_turn(first, gather, rank, at, byte); });
+  const auto store = [&](u64 at, u8 byte) { store_from_turn(first, gather, rank, at, byte); };
+  move_edges(0, source, slice, body, store);
   if (threadIdx.x == 0) {
     fence_proxy_async_global();  // what the entry barrier made known, before bulk copies read or overwrite it
     push_body(gather, source, body, rank, first);

@@ -27,7 +27,8 @@ allgather_multicast(const __grid_constant__ Gather gather, const u8* src, Signal
 
   const Slice slice = slice_of(gather, rank), body = body_of<16>(gather.dst[rank], slice);
   const u32 first = source == gather.dst[rank];  // in place the own dst has the edges already
-  move_edges(0, source, slice, body, [&](u64 at, u8 byte) { store_from_turn(first, gather, rank, at, byte); });
+  const auto store = [&](u64 at, u8 byte) { store_from_turn(first, gather, rank, at, byte); };
+  move_edges(0, source, slice, body, store);
   move_body<b32x4>(source, body, [=](u64 at, const b32x4& value) { multimem_st(multicast + at, value); });
 
   // Peers read through other addresses than this CTA wrote: the ISA ("Causality Order") wants an alias fence

@@ -2,14 +2,14 @@
 //
 // Moves      each rank reads N - 1 shards from its peers' dst over the links and writes them to its own dst:
 //            remote global -> registers -> global. A load waits a round trip, so bytes in flight decide.
-// In flight  THREADS x UNROLL x 16 bytes of remote loads per CTA: as many vectors of each peer's shard as make
-//            up about UNROLL, at least one.
+// In flight  THREADS x UNROLL x 16 bytes of remote loads per CTA: of each peer's shard as many vectors as
+//            make up UNROLL, at least one.
 // Needs      sm_80; peer access to every rank's dst. Any byte count, offset and alignment of src.
 // Barriers   of the slot over all ranks (signals.cuh). Entry: every rank's own shard is in its dst, and
 //            nobody reads the old one any more. Exit: every peer has read this rank's shard, it may be
 //            overwritten.
-// Order      rank r asks peer r + 1, then r + 2 for a vector, then for the next: all shards arrive side by side, and
-//            a small one costs one round trip, not one per peer. Each port serves all readers alike.
+// Order      rank r asks peer r + 1, then r + 2 for a vector, then all for the next: a small shard costs one
+//            round trip, not one per peer. Each port serves all readers alike.
 // Shared     none.
 // Compile    nvcc -arch=sm_80 -cubin -I../include -DTHREADS=256 -DUNROLL=4 -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512
 //            -DSIGNAL_PADS_OFFSET=128 -DSIGNAL_EPOCHS_OFFSET=256 -DSIGNAL_RECORDS_OFFSET=2304

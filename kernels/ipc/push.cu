@@ -2,6 +2,7 @@
 //
 // Moves      each rank reads its shard once and stores it to N - 1 peers over the links: global -> registers
 //            -> N - 1 times remote global. A store waits for nobody until the release, so few threads go far.
+//            A src that lies elsewhere, aligned like its place, goes to the own dst, too.
 // In flight  THREADS x UNROLL x 16 bytes of loads per CTA, N - 1 times as many bytes of stores; stores have
 //            no bound but the queues of the hardware.
 // Needs      sm_80; peer access to every rank's dst. Any byte count, offset and alignment of src.
