@@ -14,9 +14,9 @@
 // Proxies    generic -> async: peers have placed their shards by stores: one fence.proxy.async behind the
 //            entry barrier, where that is known. A tile is written and read by the async proxy, and the wait
 //            on full[s] orders the two.
-// Order      rank r asks peer r + 1, then r + 2 for a tile, then all for the next: shards come side by side.
-// Shared     dynamic: stages, NUM_STAGES x TILE_BYTES; static: full[], offset[], bytes[] of each, body[]
-//            of each shard, padded to 128 bytes.
+// Order      rank r asks peer r + 1, then r + 2: at any time each port serves about one reader.
+// Shared     dynamic: stages, NUM_STAGES x TILE_BYTES; static: full[], offset[], bytes[] of each, slice[]
+//            and body[] of each shard, padded to 128 bytes.
 // Compile    nvcc -arch=sm_90a -cubin -I../include -DTHREADS=128 -DUNROLL=4 -DTILE_BYTES=8192 -DNUM_STAGES=8
 //            -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512 -DSIGNAL_PADS_OFFSET=128 -DSIGNAL_EPOCHS_OFFSET=256
 //            -DSIGNAL_RECORDS_OFFSET=2304 -DSIGNAL_STEP_ENTRY=1 -DSIGNAL_STEP_EXIT=2 bulk_pull.cu
@@ -31,7 +31,7 @@ extern __shared__ __align__(128) u8 stages[];
 __shared__ u64 full[NUM_STAGES];
 __shared__ u64 offset[NUM_STAGES];  // in dst, of the tile in a stage: noted when it is asked for
 __shared__ u32 bytes[NUM_STAGES];   // of that tile
-__shared__ Slice body[WORLD_SIZE];  // of this CTA, by turn: 0 is the own shard
+__shared__ Slice slice[WORLD_SIZE], body[WORLD_SIZE];  // of this CTA, by turn: 0 is the own shard
 
 PTX_INLINE u32 stage_at(u32 s) { return smem_addr(stages) + s * TILE_BYTES; }
 PTX_INLINE u32 full_at(u32 s) { return smem_addr(full) + s * 8; }
@@ -43,30 +43,30 @@ struct Ring {
   }
 };
 
-// The tiles of turns [first, last): the first one of each body, then the second ones.
+// The tiles of the bodies of turns [turn, last), one body after the other.
 struct Tiles {
-  u32 first, last, turn;
-  u64 at, longest;  // in each body
+  u32 turn, last;
+  u64 at, end;  // offsets in dst
 
-  PTX_INLINE Tiles(u32 from, u32 to) : first(from), last(to), turn(to - 1), at(-(u64)TILE_BYTES), longest(0) {
-#pragma unroll 1
-    for (u32 t = first; t < last; ++t)
-      if (body[t].end - body[t].begin > longest) longest = body[t].end - body[t].begin;
-    next();
+  PTX_INLINE Tiles(u32 first, u32 behind) : turn(first), last(behind), at(0), end(0) { open(); }
+  PTX_INLINE bool more() const { return turn < last; }
+  PTX_INLINE void open() {
+    for (; turn < last; ++turn) {
+      at = body[turn].begin, end = body[turn].end;
+      if (at < end) return;
+    }
   }
-  PTX_INLINE bool more() const { return at < longest; }
   PTX_INLINE void next() {
-    do {
-      if (++turn >= last) turn = first, at += TILE_BYTES;
-    } while (at < longest && at >= body[turn].end - body[turn].begin);
+    at += TILE_BYTES;
+    if (at >= end) ++turn, open();
   }
 };
 
-PTX_INLINE void load_tile(u32 s, const u8* shard, Slice rest) {
-  offset[s] = rest.begin;
-  bytes[s] = rest.end - rest.begin < TILE_BYTES ? (u32)(rest.end - rest.begin) : TILE_BYTES;
+PTX_INLINE void load_tile(u32 s, const u8* shard, const Tiles& tile) {
+  offset[s] = tile.at;
+  bytes[s] = tile.end - tile.at < TILE_BYTES ? (u32)(tile.end - tile.at) : TILE_BYTES;
   mbarrier_arrive_expect_tx(full_at(s), bytes[s]);
-  cp_async_bulk_shared_global(stage_at(s), shard + rest.begin, bytes[s], full_at(s));
+  cp_async_bulk_shared_global(stage_at(s), shard + tile.at, bytes[s], full_at(s));
 }
 
 // To their places in the own dst. One thread; the ring is empty before and after.
@@ -74,7 +74,7 @@ PTX_INLINE void copy_tiles(const Gather& gather, const u8* own, u32 rank, Tiles 
   u32 asked = 0, refill = ring.s;
   const auto ask = [&] {
     const u8* const shard = tiles.turn == 0 ? own : peer_dst(gather, rank, tiles.turn);
-    load_tile(refill, shard, {body[tiles.turn].begin + tiles.at, body[tiles.turn].end});
+    load_tile(refill, shard, tiles);
     tiles.next();
     ++asked;
     if (++refill == NUM_STAGES) refill = 0;
@@ -99,8 +99,10 @@ PTX_INLINE void copy_tiles(const Gather& gather, const u8* own, u32 rank, Tiles 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 allgather_bulk_pull(const __grid_constant__ Gather gather, const u8* src, SignalControl* control, u32 rank) {
   u8* const dst = gather.dst[rank];
-  if (threadIdx.x < WORLD_SIZE)
-    body[threadIdx.x] = body_of<16>(dst, slice_of(gather, (rank + threadIdx.x) % WORLD_SIZE));
+  if (const u32 turn = threadIdx.x; turn < WORLD_SIZE) {
+    slice[turn] = slice_of(gather, (rank + turn) % WORLD_SIZE);
+    body[turn] = body_of<16>(dst, slice[turn]);
+  }
   if (threadIdx.x == 0) {
     for (u32 s = 0; s < NUM_STAGES; ++s) mbarrier_init(full_at(s), 1);
     fence_mbarrier_init();  // the TMA counts bytes on full[] at cluster scope: it must find them initialised
@@ -112,19 +114,18 @@ allgather_bulk_pull(const __grid_constant__ Gather gather, const u8* src, Signal
   const u8* const own = own_source(gather, src, rank);
   const auto store = [=](u64 at, u8 byte) { st_global(dst + at, byte); };
   if (own != dst) {
-    move_edges(0, own, slice_of(gather, rank), body[0], store);
+    move_edges(0, own, slice[0], body[0], store);
     if (threadIdx.x == 0) copy_tiles(gather, own, rank, Tiles(0, 1), ring);
   }
   if (!sync_ranks(signals, SIGNAL_STEP_ENTRY)) return;
 
-#pragma unroll 1
-  for (u32 turn = 1; turn < WORLD_SIZE; ++turn)
-    move_edges((turn - 1) % (THREADS / 32), peer_dst(gather, rank, turn),
-               slice_of(gather, (rank + turn) % WORLD_SIZE), body[turn], store);
   if (threadIdx.x == 0) {
     fence_proxy_async_global();  // what the entry barrier made known, before bulk copies read or overwrite it
     copy_tiles(gather, own, rank, Tiles(1, WORLD_SIZE), ring);
   }
+#pragma unroll 1
+  for (u32 turn = 1; turn < WORLD_SIZE; ++turn)  // by other warps, as far as there are any
+    move_edges(turn % (THREADS / 32), peer_dst(gather, rank, turn), slice[turn], body[turn], store);
 
   if (!sync_ranks(signals, SIGNAL_STEP_EXIT)) return;
   close_signals(signals);

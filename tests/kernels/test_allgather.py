@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -16,11 +17,15 @@ from kernels.ipc.allgather import allgather, ways
 from kernels.ipc.group import Group
 from kernels.ipc.symmetric import Symmetric
 from smfree.cuda import Device, DeviceArray
+from smfree.measure.collective import Lineup
+from smfree.measure.queue import Blocker
 from tests.kernels.group_kit import EMULATED, need
 from tests.kernels.ipc_kit import CONFIGS, epochs, filled, opened_group, set_epochs, shard_bytes
 from tests.kernels.pairwise import SCHEDULES, rows
 
 TILE_BYTES = 256
+ROUND_TRIP_S = 826e-9
+"""Of a load from a peer, over the links of an H100 (smfree/emulator/profiles/h100.toml)."""
 SIZES = {
     "1": lambda rank: 1,
     "17": lambda rank: 17,
@@ -238,3 +243,19 @@ def test_a_captured_graph_is_replayed_with_new_data(way: str, node: str) -> None
             for member in group.members:
                 np.testing.assert_array_equal(dst.array(member.rank).numpy(), wanted(counts, replay))
         assert epochs(group, 1)[0] == 2 * (1 + 2)
+
+
+@pytest.mark.parametrize("way", ["sm.pull", "tma.pull"])
+def test_a_pull_of_small_shards_waits_one_round_trip_however_many_peers(way: str) -> None:
+    """What is asked of all peers is under way together."""
+
+    def seconds(ranks: int) -> float:
+        with opened_group(ranks) as group:
+            dst = group.symmetric(ranks * 1024, "dst")
+            place_shards(group, dst, [1024] * ranks, "in place")
+            lineup = Lineup(group.members, Blocker(group.members[0].device), lambda: group.wait(60))
+            launch = partial(allgather, group, dst, way=way)
+            return [lineup.run(lambda _: launch(), 1).seconds for _ in range(2)][-1]
+
+    two, four = seconds(2), seconds(4)
+    assert two < four < two + ROUND_TRIP_S
