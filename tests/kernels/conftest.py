@@ -40,3 +40,9 @@ def tma_device(request: pytest.FixtureRequest) -> Iterator[Device]:
         if not opened.capabilities.has_tma:
             pytest.skip(f"{opened.name} has no TMA")
         yield opened
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that failed waits but shortly for kernels that do not look at the abort word."""
+    monkeypatch.setattr("kernels.ipc.wait.GRACE_S", 0.2)

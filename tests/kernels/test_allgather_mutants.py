@@ -106,6 +106,7 @@ def test_a_push_that_refills_a_stage_too_early() -> None:
         late_bytes("tma.push", wrong, "timed")
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_pull_that_leaves_before_its_stages_are_read() -> None:
     """Threads have placed a src that is not aligned like dst."""
     wrong = mutated("tma.pull", "cp_async_bulk_wait_group<0>();", "")

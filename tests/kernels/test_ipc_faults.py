@@ -95,6 +95,7 @@ def test_flags_that_are_reset_hang_the_rank_that_others_overtake() -> None:
     assert "device 0 of process 0: nothing runs; all 1 kernels launched there have ended" in report
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("schedule", ["timed", "min-pc", "async-latest"])
 def test_bytes_of_one_word_that_is_read_whole_are_a_mixed_size_race(schedule: str) -> None:
     """D18."""
