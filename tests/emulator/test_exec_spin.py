@@ -65,6 +65,24 @@ def test_a_flag_that_nobody_sets_is_a_deadlock(poll: str, schedule: str) -> None
         execute(body, grid=2, a=_ZERO, schedule=schedule)
 
 
+def test_a_word_that_many_poll_is_told_once_and_a_loop_without_a_line_has_that_of_what_follows() -> None:
+    """NVRTC gives the head of a loop line 0 where it reloads a parameter there."""
+    body = """
+LOOP:
+.loc 1 0 0
+mov.u64 %rd9, %rd1;
+.loc 1 30 0
+ld.volatile.global.u32 %r11, [%rd9];
+setp.eq.u32 %p2, %r11, 0;
+@%p2 bra LOOP;
+"""
+    with pytest.raises(Deadlock) as caught:
+        execute(body, grid=2, a=_ZERO)
+    text = str(caught.value)
+    assert "CTA 0 threads 0-31 at case.cu:30 (PTX line" in text
+    assert text.count("polls 4 bytes") == 1 and "CTA 0 threads 0-31; CTA 1 threads 0-31 polls 4 bytes" in text
+
+
 @every_schedule
 def test_a_flag_in_shared_memory_between_warps(schedule: str) -> None:
     body = """

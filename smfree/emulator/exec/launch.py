@@ -342,11 +342,13 @@ class Launch(Times):
         return self.line_of(g.pc)
 
     def line_of(self, pc: int) -> str:
-        """ "copy.cu:41 (PTX line 120)" """
+        """ "copy.cu:41 (PTX line 120)". What the compiler gave no line, as at the head of a loop, has that of
+        what follows."""
         if pc not in self._lines:
-            instr = self.kernel.instrs[pc]
-            place = f"PTX line {instr.line}"
-            self._lines[pc] = f"{instr.source} ({place})" if instr.source else place
+            place = f"PTX line {self.kernel.instrs[pc].line}"
+            near = self.kernel.instrs[pc : pc + 4]
+            source = next((instr.source for instr in near if instr.source), None)
+            self._lines[pc] = f"{source} ({place})" if source else place
         return self._lines[pc]
 
     def name_barrier(self, key: int) -> str:

@@ -109,13 +109,14 @@ def _poll_lines(launch: Launch) -> list[str]:
         return []
     threads = waiting_threads(launch, [(spin.group, None) for spin in spins])
     lines = ["looping for ever over what nobody else will change: " + "; ".join(_few(threads))]
-    words = dict.fromkeys(
-        f"{phrase.partition(' at ')[0]} polls {look}"
-        for spin in spins
-        for look in spin.looks
-        for phrase in waiting_threads(launch, [(spin.group, None)])
+    words: dict[str, list[str]] = {}  # each word once, whoever polls it
+    for spin in spins:
+        who = [phrase.partition(" at ")[0] for phrase in waiting_threads(launch, [(spin.group, None)])]
+        for look in spin.looks:
+            words.setdefault(str(look), []).extend(who)
+    return lines + _few(
+        [f"{'; '.join(_few(list(dict.fromkeys(who))))} polls {look}" for look, who in words.items()]
     )
-    return lines + _few(list(words))
 
 
 def _not_started(launch: Launch) -> str:
