@@ -18,7 +18,7 @@ from cuda.bindings import driver as cuda
 
 from smfree.emulator.driver import Driver, NotEmulated
 from smfree.emulator.server.calls import PLAIN, REFUSED, SPECIAL, is_node_address
-from smfree.emulator.server.exchange import Returned
+from smfree.emulator.server.client_calls import Returned
 from smfree.emulator.server.launch_calls import ClientLaunchCalls
 from smfree.emulator.server.link import Link, NodeLost
 from smfree.emulator.server.memory_calls import ClientMemoryCalls
@@ -110,7 +110,7 @@ def _plain(name: str) -> Callable[..., Returned]:
     def call(self: RemoteDriver, *args: Any, **kwargs: Any) -> Returned:
         if kwargs:
             args = signature.bind(self, *args, **kwargs).args[1:]
-        return self._exchange(name, args)[0]
+        return self._ask(name, args)[0]
 
     return call
 

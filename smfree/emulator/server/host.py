@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 
 from smfree.emulator.server.channel import close_all
-from smfree.emulator.server.shared import SharedRange, find_shared, map_at, unmap
+from smfree.emulator.server.shared import map_at, unmap
 
 
 class ClientMemory:
@@ -49,11 +49,6 @@ class ClientMemory:
     def unmap(self, address: int) -> None:
         """Page-locked memory was freed."""
         unmap(address, self._pinned.pop(address))
-
-    @staticmethod
-    def find_shared(address: int, nbytes: int) -> SharedRange | str:
-        """What a range of this process maps, or why the server cannot map it too."""
-        return find_shared(address, nbytes)
 
 
 def _unmap_all(pinned: dict[int, int]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from smfree.emulator.driver.params import pack
 from smfree.emulator.ptx.ast import Param
-from smfree.emulator.server.exchange import SUCCESS, Exchange, Returned, special
+from smfree.emulator.server.client_calls import SUCCESS, ClientCalls, Returned, special
 from smfree.emulator.server.link import Link, NodeLost
 from smfree.emulator.server.wire import Bulk
 
@@ -22,7 +22,7 @@ class _Signature:
     params_bytes: int
 
 
-class ClientLaunchCalls(Exchange):
+class ClientLaunchCalls(ClientCalls):
     """Images travel as bytes. Kernel parameters are packed here, by the layout that the server tells once."""
 
     def __init__(self, link: Link) -> None:

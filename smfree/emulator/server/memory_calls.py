@@ -12,14 +12,15 @@ from smfree.emulator.driver import Driver
 from smfree.emulator.driver.errors import CUresult, Refusal, invalid, unsupported
 from smfree.emulator.driver.memory import address_of
 from smfree.emulator.server.calls import is_node_address
-from smfree.emulator.server.exchange import SUCCESS, Exchange, Returned, special
+from smfree.emulator.server.client_calls import SUCCESS, ClientCalls, Returned, special
+from smfree.emulator.server.shared import find_shared
 from smfree.emulator.server.wire import Bulk
 
 _HOST_POINTER = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_HOST_POINTER
 _SAME_ADDRESS = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 
 
-class ClientMemoryCalls(Exchange):
+class ClientMemoryCalls(ClientCalls):
     """Memory of this process travels as bytes, page-locked and registered memory as the node's address."""
 
     # ------------------------------------------------------------------------------------------- copies
@@ -61,9 +62,9 @@ class ClientMemoryCalls(Exchange):
         address = self._memory.on_node(address_of(dst))
         if is_node_address(address) or address == 0 or nbytes <= 0:
             target = address if is_node_address(address) else 0
-            return self._exchange(name, (target, src, nbytes, *stream))[0][:1]
+            return self._ask(name, (target, src, nbytes, *stream))[0][:1]
         into = _bytes_at(address, nbytes)
-        result, _ = self._exchange(name, (None, src, nbytes, *stream), into=into)
+        result, _ = self._ask(name, (None, src, nbytes, *stream), into=into)
         return result[:1]
 
     if hasattr(Driver, "cuMemcpyBatchAsync"):  # newer versions of the binding
@@ -86,7 +87,7 @@ class ClientMemoryCalls(Exchange):
 
     @special
     def cuMemExportToShareableHandle(self, handle: Any, handleType: Any, flags: int) -> Returned:
-        result, fds = self._exchange("cuMemExportToShareableHandle", (handle, handleType, flags))
+        result, fds = self._ask("cuMemExportToShareableHandle", (handle, handleType, flags))
         return (*result, fds[0]) if result[0] == SUCCESS else result
 
     @special
@@ -98,7 +99,7 @@ class ClientMemoryCalls(Exchange):
             raise invalid(
                 f"descriptor {descriptor}: {error}; send it over a Unix socket (SCM_RIGHTS)"
             ) from None
-        return self._exchange("cuMemImportFromShareableHandle", (shHandleType,), [descriptor])[0]
+        return self._ask("cuMemImportFromShareableHandle", (shHandleType,), [descriptor])[0]
 
     # --------------------------------------------------------------------------------------- host memory
 
@@ -112,7 +113,7 @@ class ClientMemoryCalls(Exchange):
 
     def _pinned(self, name: str, *arguments: Any) -> Returned:
         for _ in range(8):
-            result, fds = self._exchange(name, arguments)
+            result, fds = self._ask(name, arguments)
             if result[0] != SUCCESS:
                 return result
             code, address, nbytes = result
@@ -142,16 +143,14 @@ class ClientMemoryCalls(Exchange):
                 CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
                 f"[{address:#x}, +{bytesize}) overlaps the known [{other[0]:#x}, +{other[1]})",
             )
-        shared = self._memory.find_shared(address, bytesize)
+        shared = find_shared(address, bytesize)
         if isinstance(shared, str):
             raise unsupported(
                 f"[{address:#x}, +{bytesize}) cannot be shown to the process that serves the node: {shared}; "
                 "use page-locked memory (cuMemHostAlloc), or map a memfd or shared memory and keep its "
                 "descriptor open"
             )
-        result, _ = self._exchange(
-            "cuMemHostRegister", (shared.offset, int(bytesize), int(Flags)), [shared.fd]
-        )
+        result, _ = self._ask("cuMemHostRegister", (shared.offset, int(bytesize), int(Flags)), [shared.fd])
         if result[0] == SUCCESS:
             self._memory.registered[address] = int(bytesize), result[1]
         return result[:1]

@@ -25,7 +25,7 @@ def special(method: Callable[..., Any]) -> Callable[..., Returned]:
     signature = inspect.signature(real)
 
     @functools.wraps(real)
-    def call(self: Exchange, *args: Any, **kwargs: Any) -> Returned:
+    def call(self: ClientCalls, *args: Any, **kwargs: Any) -> Returned:
         if kwargs:
             args = signature.bind(self, *args, **kwargs).args[1:]
         try:
@@ -37,7 +37,7 @@ def special(method: Callable[..., Any]) -> Callable[..., Returned]:
     return call
 
 
-class Exchange:
+class ClientCalls:
     """A link, this process's memory that the node knows, and the latest failure."""
 
     def __init__(self, link: Link) -> None:
@@ -47,9 +47,9 @@ class Exchange:
         """The latest failure's report when it arose here; None: ask the server."""
 
     def _call(self, name: str, *arguments: Any) -> Returned:
-        return self._exchange(name, arguments)[0]
+        return self._ask(name, arguments)[0]
 
-    def _exchange(
+    def _ask(
         self, name: str, arguments: tuple[Any, ...], fds: Sequence[int] = (), into: memoryview | None = None
     ) -> tuple[Returned, list[int]]:
         """Have the server do it: what it returned, None for every value after a failure, and descriptors."""
