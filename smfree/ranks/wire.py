@@ -73,8 +73,6 @@ class Link:
         self.fds: deque[int] = deque()
         self.ended = False
         self._incoming = bytearray()
-        self._wanted = 0
-        """Bytes of the incomplete message at the start of ``_incoming``, 0 while unknown."""
         self._outgoing: deque[tuple[memoryview, list[int]]] = deque()
 
     @property
@@ -127,20 +125,16 @@ class Link:
             self._parse()
 
     def _parse(self) -> None:
-        while len(self._incoming) >= max(self._wanted, _HEADER.size):
-            if not self._wanted:
-                _, what_bytes, _, data_bytes = _HEADER.unpack_from(self._incoming)
-                self._wanted = _HEADER.size + what_bytes + data_bytes
-                continue
+        while True:
             try:
                 decoded = decode(self._incoming)
             except ValueError:
                 self.ended = True  # not one of ours
                 return
-            assert decoded is not None
+            if decoded is None:
+                return
             message, length = decoded
             del self._incoming[:length]
-            self._wanted = 0
             self.inbox.append(message)
 
     def close(self) -> None:
