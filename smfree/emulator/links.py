@@ -180,7 +180,7 @@ class Links:
         if packets is None:
             packets, latency = self.copy_packets(src, dst, nbytes), 0.0
         wire = nbytes + self._header_bytes(path, src, dst) * packets
-        self._count(path, src, dst, float(np.sum(nbytes if payload is None else payload)), float(wire.sum()))
+        self._count(path, [src], [dst], nbytes if payload is None else payload, wire)
         if not self.clocked:
             return Passage(t_ns, t_ns, t_ns)
         work = wire / self.gbps(src, dst, pinned=pinned, numa_node=numa_node)
@@ -207,10 +207,7 @@ class Links:
         nbytes = np.asarray(nbytes, np.float64)
         link = self.profiles[src].link
         wire = nbytes + link.header_bytes * packets
-        payload, whole = float(nbytes.sum()), float(wire.sum())
-        self._add(self.traffic[src].nvlink, payload, whole, sent=True)
-        for member in members:
-            self._add(self.traffic[member].nvlink, payload, whole, sent=False)
+        self._count(Path.NVLINK, [src], members, nbytes, wire)
         if not self.clocked:
             return t_ns, [t_ns] * len(members)
         work = wire / link.gbps
@@ -230,10 +227,7 @@ class Links:
         nbytes = np.asarray(nbytes, np.float64)
         link = self.profiles[dst].link
         wire = nbytes + link.header_bytes * packets
-        payload, whole = float(nbytes.sum()), float(wire.sum())
-        self._add(self.traffic[dst].nvlink, payload, whole, sent=False)
-        for member in members:
-            self._add(self.traffic[member].nvlink, payload, whole, sent=True)
+        self._count(Path.NVLINK, members, [dst], nbytes, wire)
         latest = np.max(np.stack(ready_ns), axis=0)
         if not self.clocked:
             return latest
@@ -248,17 +242,19 @@ class Links:
             return 0.0  # the public rates are of payload
         return max(self.profiles[src].link.header_bytes, self.profiles[dst].link.header_bytes)
 
-    def _count(self, path: Path, src: int, dst: int, payload: float, wire: float) -> None:
-        for end, sent in ((src, True), (dst, False)):
-            if end != HOST:
-                one = self.traffic[end]
-                self._add(one.nvlink if path is Path.NVLINK else one.pcie, payload, wire, sent=sent)
-
-    @staticmethod
-    def _add(traffic: Traffic, payload: float, wire: float, *, sent: bool) -> None:
-        if sent:
-            traffic.sent_bytes += int(payload)
-            traffic.sent_wire_bytes += int(wire)
-        else:
-            traffic.received_bytes += int(payload)
-            traffic.received_wire_bytes += int(wire)
+    def _count(
+        self, path: Path, senders: Sequence[int], receivers: Sequence[int], payload: Any, wire: Any
+    ) -> None:
+        """The bytes of these transfers, at every end that is a GPU."""
+        payload_bytes, wire_bytes = int(np.sum(payload)), int(np.sum(wire))
+        for ends, sent in ((senders, True), (receivers, False)):
+            for end in ends:
+                if end == HOST:
+                    continue
+                one = self.traffic[end].nvlink if path is Path.NVLINK else self.traffic[end].pcie
+                if sent:
+                    one.sent_bytes += payload_bytes
+                    one.sent_wire_bytes += wire_bytes
+                else:
+                    one.received_bytes += payload_bytes
+                    one.received_wire_bytes += wire_bytes
