@@ -345,5 +345,6 @@ def _check_gpus(uuids: Sequence[str], several_per_gpu: bool) -> None:
         if first != rank and not several_per_gpu:
             raise GroupError(
                 f"every rank has a GPU of its own (ranks {first} and {rank} both have {uuid}); give each its "
-                "own, or pass several_per_gpu=True to test correctness on one"
+                "own (Device.open_all opens several together), or pass several_per_gpu=True to test "
+                "correctness on one"
             )

@@ -22,29 +22,33 @@ def from_environment(*, timeout_s: float = 60.0) -> Rendezvous:
     share), as :func:`smfree.ranks.spawn` sets them; else ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and
     ``MASTER_PORT``, as torchrun does. Raises RankError naming what is missing.
     """
-    if any(name in os.environ for name in _OURS):
-        _check_all(_OURS)
+    if _names() == _OURS:
         return UnixRendezvous(os.environ[RENDEZVOUS], _number(RANK), _number(WORLD_SIZE), timeout_s=timeout_s)
-    if any(name in os.environ for name in _TORCHRUN[:2]):
-        _check_all(_TORCHRUN)
-        from smfree.ranks.torch import TorchRendezvous
+    from smfree.ranks.torch import TorchRendezvous
 
-        return TorchRendezvous(timeout_s=timeout_s)
-    raise RankError(
-        "nothing in the environment says which rank this is: start it with torchrun, set "
-        f"{', '.join(_OURS)}, or call smfree.ranks.spawn"
-    )
+    return TorchRendezvous(timeout_s=timeout_s)
 
 
 def local_ranks() -> tuple[int, int]:
     """(number of this rank among those of its host, how many they are): torchrun's LOCAL_RANK and
     LOCAL_WORLD_SIZE, else the world's numbers, which is one host then. Raises RankError."""
-    if RANK in os.environ or "LOCAL_RANK" not in os.environ:
-        names = (RANK, WORLD_SIZE) if RANK in os.environ else _TORCHRUN[:2]
-    else:
+    names = _names()
+    if names != _OURS and "LOCAL_RANK" in os.environ:
         names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    _check_all(names)
+        _check_all(names)
     return _number(names[0]), _number(names[1])
+
+
+def _names() -> tuple[str, ...]:
+    """The variables that say which rank this is: all of ours, or all of torchrun's. Raises RankError."""
+    for names, telling in ((_OURS, _OURS), (_TORCHRUN, _TORCHRUN[:2])):
+        if any(name in os.environ for name in telling):
+            _check_all(names)
+            return names
+    raise RankError(
+        "nothing in the environment says which rank this is: start it with torchrun, set "
+        f"{', '.join(_OURS)}, or call smfree.ranks.spawn"
+    )
 
 
 def _check_all(names: tuple[str, ...]) -> None:

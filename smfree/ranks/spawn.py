@@ -56,7 +56,8 @@ def spawn(
 
     Raises RankFailed: a rank raised (its exception is the cause) or died, after which the others have
     ``grace_s`` to end by themselves; or not all had ended after ``timeout_s``. Raises RankError for what
-    cannot be started, and for any start method but ``spawn``: a forked child can use neither CUDA nor the
+    cannot be started, as by a script without ``if __name__ == "__main__":``, and for any start method but
+    ``spawn``: a forked child can use neither CUDA nor the
     threads of this process (case D12).
     """
     _check(world_size, timeout_s, start_method)
@@ -78,6 +79,11 @@ def spawn(
 
 
 def _check(world_size: int, timeout_s: float, start_method: str) -> None:
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RankError(
+            "spawn was called while a rank's process imported the script that calls it; call it below "
+            "if __name__ == '__main__':"
+        )
     if start_method != "spawn":
         raise RankError(
             f"ranks are started with the method spawn (got {start_method!r}): a process forked after CUDA "
@@ -99,6 +105,18 @@ def _pickled(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         if not _pickles(function):
             what = "a rank's function lives at a module's top level, so that its process can import it"
         raise RankError(f"{what} ({type(error).__name__}: {error})") from error
+
+
+def _unpickled(work: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """In the rank's process, which imports what it shall call. Raises RankError where it cannot."""
+    try:
+        function, args = pickle.loads(work)
+    except (ImportError, AttributeError) as error:
+        raise RankError(
+            f"a rank's process imports what it shall call, and cannot ({type(error).__name__}: {error}); put it "
+            "into a file that can be imported there: what was typed at a prompt, or given by python -c, cannot"
+        ) from error
+    return function, args
 
 
 def _pickles(thing: object) -> bool:
@@ -156,7 +174,7 @@ def _rank(task: _Task, rank: int, launcher: Connection, stacks: Connection) -> N
         context = RankContext(rank, task.world_size, rank, rendezvous)
         if task.gpus is not None:
             context.open(task.gpus)
-        function, args = pickle.loads(task.work)
+        function, args = _unpickled(task.work)
         value = function(context, *args)
         launcher.send(("returned", value))
     except BaseException as error:

@@ -51,13 +51,15 @@ def test_what_is_missing_is_named(
 ) -> None:
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(RankError) as caught:
-        from_environment()
-    assert message in str(caught.value)
+    for ask in (from_environment, local_ranks):
+        with pytest.raises(RankError) as caught:
+            ask()
+        assert message in str(caught.value)
 
 
 def test_torchruns_variables_say_which_gpu_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "11", "WORLD_SIZE": "16", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}.items():
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    for name, value in zip(names, ("11", "16", "3", "8", "localhost", "1"), strict=True):
         monkeypatch.setenv(name, value)
     assert local_ranks() == (3, 8)
 

@@ -18,6 +18,8 @@ from smfree.cuda import Device
 from smfree.ranks import PeerLost, RankError, RankFailed, spawn
 from tests.ranks import functions
 
+ROOT = Path(__file__).parents[2]
+
 
 def children() -> set[str]:
     """This process's children; multiprocessing keeps a tracker of its own."""
@@ -29,6 +31,30 @@ def test_each_rank_knows_who_it_is_and_gets_the_arguments() -> None:
     before, fds = children(), len(os.listdir("/proc/self/fd"))
     assert spawn(functions.who, 3, "a", 7, device=None) == [(rank, 3, rank, ("a", 7)) for rank in range(3)]
     assert children() == before and len(os.listdir("/proc/self/fd")) <= fds + 2  # the tracker's pipe
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            "-c",
+            "RankError: a rank's process imports what it shall call, and cannot (AttributeError: ",
+        ),
+        (
+            "file",
+            "RankError: spawn was called while a rank's process imported the script that calls it; call",
+        ),
+    ],
+)
+def test_a_script_whose_ranks_cannot_import_it_is_told_why(
+    given: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    script = "from smfree.ranks import spawn\ndef work(context): pass\nspawn(work, 2, device=None)\n"
+    (tmp_path / "script.py").write_text(script)
+    command = [sys.executable, *(["-c", script] if given == "-c" else ["script.py"])]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and message in done.stderr
 
 
 def test_one_rank_is_a_world() -> None:
