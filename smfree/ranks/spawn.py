@@ -113,8 +113,9 @@ def _unpickled(work: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         function, args = pickle.loads(work)
     except (ImportError, AttributeError) as error:
         raise RankError(
-            f"a rank's process imports what it shall call, and cannot ({type(error).__name__}: {error}); put it "
-            "into a file that can be imported there: what was typed at a prompt, or given by python -c, cannot"
+            f"a rank's process imports what it shall call, and cannot ({type(error).__name__}: {error}); put "
+            "it into a file that can be imported there: what was typed at a prompt, or given by python -c, "
+            "cannot"
         ) from error
     return function, args
 
