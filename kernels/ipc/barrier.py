@@ -28,8 +28,6 @@ def stream_barrier(group: Group) -> None:
     """
     group.check()
     group.check_direct()
-    kernels = [member.device.compile(source(group.layout)).kernel() for member in group.members]
-    with group.queueing("barrier"):
-        for member, kernel in zip(group.members, kernels, strict=True):
-            args = (group.control(member.rank), np.uint32(member.rank))
-            kernel.launch(1, THREADS, args, stream=member.stream)
+    group.launch(
+        "barrier", source(group.layout), 1, THREADS, lambda rank: (group.control(rank), np.uint32(rank))
+    )

@@ -103,11 +103,11 @@ def exchange(
                 )
     if dst.nbytes < 4 * ranks * words:
         raise OperandError(f"dst must hold {4 * ranks * words} bytes (got {dst.nbytes}); allocate more")
-    kernels = [member.device.compile(config.source(group.layout)).kernel() for member in group.members]
-    with group.queueing(f"exchange with fault {config.fault.name}"):
-        for member, kernel in zip(group.members, kernels, strict=True):
-            rank = member.rank
-            table = np.array(dst.pointers(rank), np.uint64)
-            numbers = (np.uint32(n) for n in (rank, ranks if slow is None else slow, calls[rank]))
-            args = (out[rank], table, src[rank], group.control(rank), *numbers)
-            kernel.launch(config.ctas, config.threads, args, stream=member.stream)
+
+    def args(rank: int) -> tuple[object, ...]:
+        table = np.array(dst.pointers(rank), np.uint64)
+        numbers = (np.uint32(n) for n in (rank, ranks if slow is None else slow, calls[rank]))
+        return (out[rank], table, src[rank], group.control(rank), *numbers)
+
+    what = f"exchange with fault {config.fault.name}"
+    group.launch(what, config.source(group.layout), config.ctas, config.threads, args)

@@ -93,8 +93,6 @@ def ping_pong(
             f"landing must hold the data of a message, {config.data_bytes} bytes (got {landing.nbytes}); "
             "allocate more"
         )
-    other = {first: second, second: first}
-    kernels = []
     for member in group.members:
         result = results[member.rank]
         if result.dtype != np.uint64 or result.nbytes != 8 * RESULT_WORDS:
@@ -104,14 +102,15 @@ def ping_pong(
             )
         check_aligned("16-byte stores", "landing", landing.array(member.rank), 16)
         check_clock(member.device)
-        kernels.append(member.device.compile(config.source(group.layout)).kernel())
-    with group.queueing(f"flag latency of ranks {first} and {second}"):
-        for member, kernel in zip(group.members, kernels, strict=True):
-            rank = member.rank
-            target = landing.pointers(rank)[other.get(rank, rank)]
-            numbers = (np.uint32(n) for n in (rank, first, second, num_rounds))
-            args = (results[rank], np.uint64(target), group.control(rank), *numbers)
-            kernel.launch(1, config.threads, args, stream=member.stream)
+    other = {first: second, second: first}
+
+    def args(rank: int) -> tuple[object, ...]:
+        target = landing.pointers(rank)[other.get(rank, rank)]
+        numbers = (np.uint32(n) for n in (rank, first, second, num_rounds))
+        return (results[rank], np.uint64(target), group.control(rank), *numbers)
+
+    what = f"flag latency of ranks {first} and {second}"
+    group.launch(what, config.source(group.layout), 1, config.threads, args)
 
 
 def one_way_ns(result: DeviceArray, num_rounds: int) -> float:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ from kernels.ipc.signals import SignalLayout
 from kernels.ipc.slabs import Backing, Slabs, make_first
 from kernels.ipc.symmetric import Symmetric
 from kernels.ipc.wait import give_up, wait
-from smfree.cuda import Capabilities, Device, DeviceArray
+from smfree.cuda import Capabilities, CudaSource, Device, DeviceArray
 from smfree.cuda.calls import put_off_clean_up
 from smfree.ranks.rendezvous import Rendezvous
 
@@ -225,6 +225,16 @@ class Group:
         except Exception as error:
             self._fail(error)
             raise
+
+    def launch(
+        self, what: str, source: CudaSource, ctas: int, threads: int, args: Callable[[int], Sequence[object]]
+    ) -> None:
+        """Queue the kernel of ``source`` on every member's stream, with ``args(rank)``. It is loaded on all
+        devices first: one that waits for its peers would keep a device from loading theirs."""
+        kernels = [member.device.compile(source).kernel() for member in self.members]
+        with self.queueing(what):
+            for member, kernel in zip(self.members, kernels, strict=True):
+                kernel.launch(ctas, threads, args(member.rank), stream=member.stream)
 
     def _fail(self, error: BaseException) -> None:
         """Tell the peers and end the members' work because of ``error``, which is what the caller raises."""
