@@ -50,18 +50,17 @@ def open_real(*profiles: str) -> Driver:
     return driver
 
 
-def run_copy(driver: Driver, count: int, *, room: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Copy ``count`` words into a destination of ``room`` words; (source, destination) on the host."""
+def run_copy(driver: Driver, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Copy ``count`` words; (source, destination) on the host."""
     source = np.random.default_rng(count).integers(0, 2**32, max(1, count), np.uint32)
-    room = max(1, count) if room is None else room
-    src, dst = ok(driver.cuMemAlloc(source.nbytes)), ok(driver.cuMemAlloc(4 * room))
+    src, dst = ok(driver.cuMemAlloc(source.nbytes)), ok(driver.cuMemAlloc(source.nbytes))
     ok(driver.cuMemcpyHtoD(src, source, source.nbytes))
-    ok(driver.cuMemsetD8(dst, 0, 4 * room))
+    ok(driver.cuMemsetD8(dst, 0, source.nbytes))
     function = load(driver, COPY, b"copy")
     values = int(dst), int(src), count
     grid = max(1, -(-count // 128))
     ok(driver.cuLaunchKernel(function, grid, 1, 1, 128, 1, 1, 0, 0, (values, TYPES), 0), driver)
-    out = np.empty(room, np.uint32)
+    out = np.empty_like(source)
     result = driver.cuMemcpyDtoH(out, dst, out.nbytes)
     assert result[0] == 0, driver.report()
     return source[:count], out[:count]

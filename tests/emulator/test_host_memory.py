@@ -27,9 +27,9 @@ def bytes_of(found: HostRange) -> np.ndarray:
     return found.bytes.raw[start : start + found.nbytes]
 
 
-def go(machine: Machine, body: str, *addresses: int, block: int = 32, shared: str = "") -> object:
+def go(machine: Machine, body: str, *addresses: int, block: int = 32) -> object:
     params = struct.pack("<QQQI", *addresses, 0)
-    return machine.launch(kernel(body, shared=shared), params, 1, block)
+    return machine.launch(kernel(body), params, 1, block)
 
 
 @every_schedule

@@ -28,8 +28,8 @@ def arrival(
     return float(links.send(src, dst, np.array([at]), np.array([nbytes]), packets=count)[0])
 
 
-def links(count: int = 2, profile: str = "h100", *, clocked: bool = True) -> Links:
-    return Links([load(profile)] * count, clocked=clocked)
+def links(count: int = 2, *, clocked: bool = True) -> Links:
+    return Links([load("h100")] * count, clocked=clocked)
 
 
 def test_a_transfer_takes_its_packets_and_one_latency() -> None:

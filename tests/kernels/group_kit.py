@@ -45,7 +45,6 @@ def joined(
     *,
     node: Node | None = None,
     options: Callable[[int], dict[str, Any]] = lambda rank: {},
-    timeout_s: float = 20.0,
 ) -> list[Any]:
     """``body(group)`` as each rank of a group of processes, rank i on GPU i of a node; what they returned or
     raised. ``options(rank)`` go to ``Group.join``."""
@@ -62,7 +61,7 @@ def joined(
         finally:
             device.close()
 
-    return as_threads(rank, len(gpus), timeout_s=timeout_s)
+    return as_threads(rank, len(gpus), timeout_s=20.0)
 
 
 def need(way: str, group: Group, node: str) -> None:

@@ -34,12 +34,10 @@ def opened_group(
     seed: int = 0,
     *,
     node: str = EMULATED,
-    pool_bytes: int = 1 << 18,
     slots: int = SLOTS,
 ) -> Iterator[Group]:
-    """``local_group`` with few slots."""
-    options = {"pool_bytes": pool_bytes, "slots": slots}
-    with local_group(num_ranks, node, schedule=schedule, seed=seed, **options) as group:
+    """``local_group`` with a small pool and few slots."""
+    with local_group(num_ranks, node, schedule=schedule, seed=seed, pool_bytes=1 << 18, slots=slots) as group:
         yield group
 
 
