@@ -8,15 +8,19 @@ with the link.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from tabulate import tabulate
 
+from smfree.measure.answers import shift_table, uncertainty
 from smfree.measure.clusters import leaders
+from smfree.measure.log import RunLog
 from smfree.measure.marks import legend, marked, unique
 from smfree.measure.movement import movement
 from smfree.measure.records import Question, Record
-from smfree.model.crossover import TIE, Curve, crossover, format_bytes
+from smfree.model.crossover import TIE, Crossover, Curve, crossover, format_bytes
 from smfree.model.hockney import hockney
 
 SATURATED = 0.95
@@ -206,38 +210,86 @@ def saturating(by_ctas: Mapping[int, Record]) -> int:
 # --- who should gather --------------------------------------------------------------------------------------
 
 
-def gather_answers(records: Sequence[Record]) -> str:
-    """Who is fastest at which size, and where each way overtakes the copy engines; empty without two ways."""
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two ways by the size of a shard, on ``ranks`` GPUs of one device; ``record``: any of them."""
+
+    record: Record
+    base: Curve
+    challenger: Curve
+    result: Crossover
+
+    @property
+    def regime(self) -> dict[str, Any]:
+        """What names it among sensitivities, beside the challenger."""
+        return {"ranks": self.record.key["ranks"], "against": self.base.name}
+
+
+def by_machine(records: Iterable[Record]) -> list[list[Record]]:
+    """Gathers with the ways' own grids: those of one device, clock and number of ranks together."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in gathers(records):
         if record.key["ctas"] is None:
-            place = record.device, record.clock_source, record.key["ranks"]
+            place = record.device, record.key["ranks"], record.clock_source
             groups.setdefault(place, []).append(record)
+    return [groups[place] for place in sorted(groups)]
+
+
+def by_shard(records: Sequence[Record]) -> dict[str, Curve]:
+    """Way -> time against the size of a shard."""
+    found: dict[str, dict[int, Sequence[float]]] = {}
+    for record in records:
+        found.setdefault(record.key["way"], {})[record.key["shard_bytes"]] = record.samples_s
+    return {way: Curve(way, samples) for way, samples in found.items()}
+
+
+def comparisons(records: Sequence[Record]) -> list[Comparison]:
+    """Of one machine: each way with the copy engines, and each other leader with the one before it."""
+    found = by_shard(records)
+    pairs = [(BASE, way) for way in found if BASE in found and way != BASE]
+    times = {way: curve.medians() for way, curve in found.items()}
+    first = {size: min(ways, key=lambda way: times[way][size]) for size, ways in leaders(times).items()}
+    for low, high in pairwise(sorted(first)):
+        pair = first[low], first[high]
+        if pair[0] != pair[1] and BASE not in pair and pair not in pairs:
+            pairs.append(pair)
+    return [
+        Comparison(records[0], found[base], found[way], crossover(found[base], found[way]))
+        for base, way in pairs
+        if len(set(found[base].samples) & set(found[way].samples)) >= 2
+    ]
+
+
+def gather_answers(log: RunLog) -> str:
+    """Who is fastest at which size, and where one way overtakes another; empty without two ways."""
     rows, said = [], []
-    for (device, clock, ranks), mine in sorted(groups.items(), key=lambda item: (item[0][0], item[0][2])):
-        by_way: dict[str, dict[int, Sequence[float]]] = {}
-        for record in mine:
-            by_way.setdefault(record.key["way"], {})[record.key["shard_bytes"]] = record.samples_s
-        found = {way: Curve(way, samples) for way, samples in by_way.items()}
-        leads = leaders({way: curve.medians() for way, curve in found.items()})
+    for mine in by_machine(log.records):
+        first = mine[0]
+        leads = leaders({way: curve.medians() for way, curve in by_shard(mine).items()})
         if leads:
-            said.append(f"{device} ({clock}), {ranks} ranks: {sentence(leads)}")
-        base = found.get(BASE)
-        for way, curve in found.items():
-            if base is None or way == BASE or len(set(base.samples) & set(curve.samples)) < 2:
-                continue
-            rows.append([f"{device} ({clock})", str(ranks), way, crossover(base, curve).text()])
+            machine = f"{first.device} ({first.clock_source})"
+            said.append(f"{machine}, {first.key['ranks']} ranks: {sentence(leads)}")
+        for pair in comparisons(mine):
+            spread = uncertainty(log, first, pair.regime, pair.result, pair.base, pair.challenger)
+            where = [f"{first.device} ({first.clock_source})", str(first.key["ranks"])]
+            rows.append([*where, pair.challenger.name, pair.base.name, pair.result.text(), spread])
     if not said:
         return ""
     parts = ["\n".join(said)]
     if rows:
-        headers = ["device (clock)", "ranks", "way", f"faster than {BASE}, by shard"]
+        headers = ["device (clock)", "ranks", "way", "against", "is faster, by shard", "uncertainty"]
         parts.append(tabulate(rows, headers=headers, disable_numparse=True))
     parts.append(
         f"Sizes are those of a shard; within {TIE:.0%} of the fastest counts as fastest. Copy engines leave "
-        "the SMs to other\nwork, which no time here shows."
+        "the SMs to other\nwork, which no time here shows. --axes full varies the model's parameters, too."
     )
-    return "\n\n".join(parts)
+    shifted = shift_table(log, (Question.ALLGATHER,), _regime)
+    return "\n\n".join(parts) + (f"\n{shifted}" if shifted else "")
+
+
+def _regime(question: Question, key: Mapping[str, Any]) -> str:
+    del question
+    return f"{key['ranks']} ranks, against {key['against']}"
 
 
 def sentence(leads: Mapping[int, set[str]]) -> str:

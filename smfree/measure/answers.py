@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tabulate import tabulate
@@ -22,6 +22,7 @@ from smfree.model.crossover import (
 from smfree.model.hockney import hockney
 
 BASE = "lsu"
+TILE_QUESTIONS = (Question.LATENCY, Question.THROUGHPUT)
 
 #: Axes that name a regime: everything but the engine and the size.
 _NOT_REGIME = ("engine", "tile_bytes")
@@ -31,7 +32,7 @@ def regimes(records: Sequence[Record]) -> dict[tuple[Any, ...], list[Record]]:
     """Records of one device, question and regime together; the key tells them apart."""
     found: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
-        if record.question not in (Question.LATENCY, Question.THROUGHPUT):
+        if record.question not in TILE_QUESTIONS:
             continue
         axes = tuple((name, value) for name, value in record.key.items() if name not in _NOT_REGIME)
         found.setdefault((record.device, record.question, axes), []).append(record)
@@ -84,7 +85,7 @@ def answers(log: RunLog) -> str:
                     name,
                     result.text(),
                     beside_quoted(result),
-                    uncertainty(log, records, result, base, challenger),
+                    uncertainty(log, records[0], regime_key(records[0]), result, base, challenger),
                 ]
             )
     if not rows:
@@ -98,7 +99,8 @@ def answers(log: RunLog) -> str:
         f"best'. Sizes\nbetween two points are interpolated; times within {TIE:.0%} are a tie. Often quoted: "
         "where the TMA is said to overtake\nthread loads; no public measurement confirms it."
     )
-    return "\n".join(line for line in (text, note, shift_table(log), _lines(log)) if line)
+    shifted = shift_table(log, TILE_QUESTIONS, regime_text)
+    return "\n".join(line for line in (text, note, shifted, _lines(log)) if line)
 
 
 def beside_quoted(result: Crossover) -> str:
@@ -114,17 +116,22 @@ def beside_quoted(result: Crossover) -> str:
 
 
 def uncertainty(
-    log: RunLog, records: Sequence[Record], result: Crossover, base: Curve, challenger: Curve
+    log: RunLog,
+    record: Record,
+    regime: Mapping[str, Any],
+    result: Crossover,
+    base: Curve,
+    challenger: Curve,
 ) -> str:
     """Measured: the spread over resampled samples. Modelled: the parameters it follows from, with its
-    shifts."""
+    shifts. ``record``: any of the regime."""
     if result.size_bytes is None:
         return ""
     if result.tie:
         here = "ends" if result.outcome is Outcome.CROSSES else "begins"
         return f"no crossing: tie ({TIE:.0%}) {here} there"
-    if records[0].modelled:
-        return _modelled(log, records[0], challenger.name)
+    if record.modelled:
+        return _modelled(sensitivity_row(log, record, regime, challenger.name))
     spread = sample_uncertainty(base, challenger)
     if spread.interval is None:
         return "no resample has a crossover"
@@ -133,8 +140,7 @@ def uncertainty(
     return f"95 % of resamples {low} to {high}{share}"
 
 
-def _modelled(log: RunLog, record: Record, challenger: str) -> str:
-    row = sensitivity_row(log, record, challenger)
+def _modelled(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "parameters not varied"
     ends = [end for pair in row["shifts"].values() for end in pair]
@@ -147,24 +153,26 @@ def _modelled(log: RunLog, record: Record, challenger: str) -> str:
     return f"{span}{lost} ({count} parameter{'s' if count > 1 else ''})"
 
 
-def sensitivity_row(log: RunLog, record: Record, challenger: str) -> dict[str, Any] | None:
-    """The sensitivity of a record's regime, if it was run."""
+def sensitivity_row(
+    log: RunLog, record: Record, regime: Mapping[str, Any], challenger: str
+) -> dict[str, Any] | None:
+    """The sensitivity of a regime, if it was run."""
     for row in log.sensitivities:
-        here = (row["device"], row["question"], row["key"]) == (
-            record.device,
-            record.question.value,
-            regime_key(record),
-        )
+        here = (row["device"], row["question"], row["key"]) == (record.device, record.question.value, regime)
         if here and row["challenger"] == challenger:
             return row
     return None
 
 
-def shift_table(log: RunLog) -> str:
+def shift_table(
+    log: RunLog, questions: Sequence[Question], regime_of: Callable[[Question, Mapping[str, Any]], str]
+) -> str:
     """Modelled crossovers with each parameter 20 % lower and higher; empty when none was varied."""
     rows = []
     for row in log.sensitivities:
-        regime = regime_text(Question(row["question"]), row["key"])
+        if Question(row["question"]) not in questions:
+            continue
+        regime = regime_of(Question(row["question"]), row["key"])
         for parameter, ends in row["shifts"].items():
             cells = ["none in range" if end is None else format_bytes(end) for end in ends]
             rows.append(

@@ -55,7 +55,7 @@ def summary(log: RunLog) -> list[tuple[str, str]]:
     casts = multicast_answers(log.records)
     if casts:
         sections.append(("Where does one copy for all CTAs of a cluster pay?", casts))
-    gather = gather_answers(log.records)
+    gather = gather_answers(log)
     if gather:
         sections.append(("Who should gather?", gather))
     sections.append(("smfree run", closing(log)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 #: Sections of a profile that only one engine's time can depend on.
@@ -11,6 +11,9 @@ ENGINE_SECTIONS = {"lsu": "lsu", "cp_async": "cp.async", "tma": "tma"}
 
 #: Sections that no time inside a kernel depends on.
 _OUTSIDE = ("host",)
+
+#: Sections and parameters that no AllGather depends on: it has no clusters, products, pageable memory.
+_NOT_GATHERED = ("cluster.", "cp_async.", "issue.mma", "host.pcie_pageable", "host.graph", "link.far_numa")
 
 
 def clock_parameters(device: Any, engines: tuple[str, ...]) -> list[str]:
@@ -26,6 +29,31 @@ def clock_parameters(device: Any, engines: tuple[str, ...]) -> list[str]:
         if section not in _OUTSIDE and mine:
             found.append(row.path)
     return found
+
+
+def gather_parameters(device: Any, ways: tuple[str, ...]) -> list[str]:
+    """Paths of the parameters that may matter to AllGathers of ``ways``, the host's too."""
+    unused = _NOT_GATHERED if any(way.startswith("tma.") for way in ways) else (*_NOT_GATHERED, "tma.")
+    return [
+        row.path
+        for row in device.emulator.profile.parameters(clock_only=True)
+        if not row.path.startswith(unused)
+    ]
+
+
+@contextmanager
+def varied_node(devices: Sequence[Any], parameter: str | None, factor: float) -> Iterator[None]:
+    """:func:`varied` for all emulated devices of a node, and its links."""
+    links = devices[0].driver.node.links
+    before = links.profiles
+    with ExitStack() as stack:
+        for device in devices:
+            stack.enter_context(varied(device, parameter, factor))
+        links.profiles = tuple(device.emulator.profile for device in devices)
+        try:
+            yield
+        finally:
+            links.profiles = before
 
 
 @contextmanager

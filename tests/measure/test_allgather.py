@@ -19,6 +19,7 @@ from bench.peer_axes import (
 from smfree.measure.allgather import (
     algorithm_gbps,
     bus_gbps,
+    comparisons,
     curves,
     gather_answers,
     lines,
@@ -148,7 +149,7 @@ def test_the_fewest_ctas_within_5_percent_of_the_best_saturate() -> None:
 def test_who_should_gather_is_said_by_size_with_crossovers_against_the_copy_engines() -> None:
     """8 + S / 400 and 4 + S / 200 (us, GB/s): equal at S = 1.6 MB got, a shard of 521 KiB."""
     rows = [*on_line("ce.batch", 8.0, 400.0), *on_line("sm.push", 4.0, 200.0)]
-    text = gather_answers(rows)
+    text = gather_answers(RunLog(records=rows))
     assert "emu:h100 (modelled), 4 ranks: sm.push at 1 KiB to 128 KiB, ce.batch at 1 MiB" in text
     (row,) = [line for line in text.splitlines() if line.startswith("emu:h100 (modelled)  4")]
     found = float(row.split("only below")[1].split("KiB")[0])
@@ -156,10 +157,40 @@ def test_who_should_gather_is_said_by_size_with_crossovers_against_the_copy_engi
 
 
 def test_one_way_alone_is_no_answer() -> None:
-    assert gather_answers(on_line("sm.push", 4.0, 200.0)) == ""
-    assert (
-        gather_answers([gathered("sm.push", KIB, 4.0, ctas=4), gathered("tma.push", KIB, 4.0, ctas=4)]) == ""
-    )
+    assert gather_answers(RunLog(records=on_line("sm.push", 4.0, 200.0))) == ""
+    swept = [gathered("sm.push", KIB, 4.0, ctas=4), gathered("tma.push", KIB, 4.0, ctas=4)]
+    assert gather_answers(RunLog(records=swept)) == ""
+
+
+def test_a_leader_that_another_one_overtakes_is_compared_with_it() -> None:
+    """Copy engines never lead; multicast leads below, push above."""
+    rows = [
+        *on_line("ce.batch", 9.0, 100.0),
+        *on_line("multicast", 4.0, 200.0),
+        *on_line("sm.push", 5.0, 400.0),
+    ]
+    (pair,) = [one for one in comparisons(rows) if one.base.name != "ce.batch"]
+    assert (pair.base.name, pair.challenger.name) == ("multicast", "sm.push")
+    # 4 + S / 200 = 5 + S / 400 at S = 400 KB got, a third of it a shard
+    assert pair.result.size_bytes == pytest.approx(400_000 / 3, rel=0.15)
+    assert "against" in gather_answers(RunLog(records=rows))
+
+
+def test_a_modelled_crossover_says_what_moves_it() -> None:
+    rows = [*on_line("ce.batch", 8.0, 400.0), *on_line("sm.push", 4.0, 200.0)]
+    log = RunLog(records=rows)
+    assert "parameters not varied" in gather_answers(log)
+    log.sensitivities.append(
+        {
+            "device": "emu:h100", "question": "allgather", "challenger": "sm.push",
+            "key": {"ranks": 4, "against": "ce.batch"}, "crossover_bytes": 512 * KIB,
+            "nominal_bytes": 512 * KIB, "shifts": {"host.copy_startup_us": [256 * KIB, None]},
+        }
+    )  # fmt: skip
+    text = gather_answers(log)
+    assert "256 KiB to 256 KiB, or none (1 parameter)" in text
+    (row,) = [line for line in text.splitlines() if "host.copy_startup_us" in line]
+    assert row.split()[-5:] == ["256", "KiB", "none", "in", "range"]
 
 
 def test_neighbours_with_the_same_leaders_are_joined() -> None:

@@ -1,0 +1,68 @@
+"""Sensitivity of modelled AllGather crossovers: the node runs again with one parameter scaled."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.bench_gather_uncertainty import Ranks, Reruns, machines, sensitivity
+from kernels.ipc.group import Group
+from smfree.measure.allgather import Comparison
+from smfree.measure.nodes import open_node
+from smfree.measure.options import Axes
+from smfree.measure.variants import gather_parameters, varied_node
+from smfree.model.crossover import Curve, Outcome, crossover
+
+KIB = 1024
+SIZES = (32 * KIB, 256 * KIB)
+
+
+def test_links_move_the_crossover_and_the_node_is_as_it_was_afterwards() -> None:
+    """The switch sends a multicast back to its sender: two shards pass a port where a push has one."""
+    node = open_node("emu:h100", 2)
+    record: Any = SimpleNamespace(device="emu:h100", folder="h100", key={"ranks": 2})
+    with Group.local(node.devices, pool_bytes=1024 * KIB) as group:
+        empty: Any = SimpleNamespace(base=Curve("multicast", {}), challenger=Curve("sm.push", {}))
+        times = {size: Reruns(node, group, empty).pair(None, 1.0, size) for size in SIZES}
+        base, challenger = (
+            Curve(name, {size: (pair[i],) for size, pair in times.items()})
+            for i, name in enumerate(("multicast", "sm.push"))
+        )
+        pair = Comparison(record, base, challenger, crossover(base, challenger))
+        assert pair.result.outcome is Outcome.CROSSES
+        before = node.devices[0].emulator.profile, node.devices[0].driver.node.links.profiles
+        row = sensitivity(node, group, pair, ["link.gbps", "shared.latency_cycles"], 1)
+        assert (node.devices[0].emulator.profile, node.devices[0].driver.node.links.profiles) == before
+        assert Reruns(node, group, pair).pair(None, 1.0, SIZES[0]) == pytest.approx(times[SIZES[0]], rel=0.01)
+    node.close()
+    assert row["key"] == {"ranks": 2, "against": "multicast"} and row["challenger"] == "sm.push"
+    # The two are within 1 % below the crossover, where the links' calendars repeat to half a per cent.
+    assert row["nominal_bytes"] == pytest.approx(pair.result.size_bytes, rel=0.4)
+    ((name, (slower, faster)),) = row["shifts"].items()
+    assert name == "link.gbps" and slower < row["nominal_bytes"] < faster
+
+
+def test_a_node_is_varied_with_its_links() -> None:
+    node = open_node("emu:h100", 2)
+    links = node.devices[0].driver.node.links
+    usual = links.gbps(0, 1)
+    with varied_node(node.devices, "link.gbps", 0.8):
+        assert links.gbps(0, 1) == pytest.approx(0.8 * usual)
+    assert links.gbps(0, 1) == usual
+    node.close()
+
+
+def test_what_no_way_uses_is_not_varied() -> None:
+    node = open_node("emu:h100", 2)
+    threads, bulk = (gather_parameters(node.devices[0], ("ce.batch", way)) for way in ("sm.push", "tma.push"))
+    node.close()
+    assert set(bulk) - set(threads) == {name for name in bulk if name.startswith("tma.")} != set()
+    assert {"link.gbps", "host.copy_startup_us", "sync.fence_sys_cycles"} < set(threads)
+    assert not any(name.startswith(("cluster.", "cp_async.", "issue.mma")) for name in bulk)
+
+
+def test_only_full_axes_of_emulated_devices_vary() -> None:
+    assert list(machines(Axes.QUICK, "emu:h100")) == list(machines(Axes.FULL, "cuda:0")) == []
+    assert list(machines(Axes.FULL, "emu:h100")) == [Ranks(2), Ranks(4), Ranks(8)]
