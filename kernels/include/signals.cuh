@@ -4,8 +4,8 @@
 // own pad. Barrier number n writes n there and waits here until int(word - n) >= 0. A word only grows (modulo
 // 2^32): nothing is reset, so no fast rank can take back a signal before a slow one has seen it, and a peer
 // may be one barrier ahead. The number lives in own device memory and goes on from launch to launch, also in
-// a replayed graph. Every rank must launch the same grid, at most SIGNAL_SLOTS CTAs, all of them resident at
-// once.
+// a replayed graph. Every rank must launch the same grid, at most SIGNAL_SLOTS CTAs of WORLD_SIZE threads or
+// more, all of them resident at once.
 //
 // What a barrier costs, in the order in which it happens:
 //   bar.sync       the accesses of all threads of the CTA come before what thread t does next.
@@ -36,9 +36,9 @@ struct SignalControl {  // in own device memory
   alignas(128) u32 epochs[SIGNAL_SLOTS];
   alignas(128) SignalRecord records[SIGNAL_SLOTS][WORLD_SIZE];
 };
-static_assert(__builtin_offsetof(SignalControl, pads) == SIGNAL_PADS_OFFSET, "signals.py");
-static_assert(__builtin_offsetof(SignalControl, epochs) == SIGNAL_EPOCHS_OFFSET, "signals.py");
-static_assert(__builtin_offsetof(SignalControl, records) == SIGNAL_RECORDS_OFFSET, "signals.py");
+static_assert(__builtin_offsetof(SignalControl, pads) == SIGNAL_PADS_OFFSET, "SignalLayout.defines");
+static_assert(__builtin_offsetof(SignalControl, epochs) == SIGNAL_EPOCHS_OFFSET, "SignalLayout.defines");
+static_assert(__builtin_offsetof(SignalControl, records) == SIGNAL_RECORDS_OFFSET, "SignalLayout.defines");
 static_assert(WORLD_SIZE <= 32, "the threads that signal are lanes of one warp");
 
 // One CTA's signals, as one of its threads holds them: thread t speaks with peer t.
