@@ -187,7 +187,7 @@ def test_killed_client_leaves_nothing_on_the_node(node: NodeProcess, driver: Rem
         assert within(1.0, lambda: len(os.listdir(f"/proc/{node.pid}/fd")) <= fds)
         assert words(driver, memory, 2) == [1, 2]
         ok(driver.cuIpcCloseMemHandle(memory))
-        assert within(1.0, lambda: ok(driver.cuMemGetInfo())[0] == before)
+        assert within(1.0, lambda: ok(driver.cuMemGetInfo())[0] >= before)  # earlier tests' may go meanwhile
     assert words(driver, memory_with(driver, 3), 1) == [3]
 
 
