@@ -120,9 +120,13 @@ class AddressSpace:
 
     def find(self, address: int) -> Mapping | None:
         """The mapping that contains ``address``."""
-        i = bisect_right(self._starts, address)
-        found = self._by_start[self._starts[i - 1]] if i else None
+        found = self.before(address)
         return found if found is not None and address < found.end else None
+
+    def before(self, address: int) -> Mapping | None:
+        """The last mapping that starts at ``address`` or below."""
+        i = bisect_right(self._starts, address)
+        return self._by_start[self._starts[i - 1]] if i else None
 
     def window(self, address: int) -> DeviceState | None:
         """The device in whose window an address lies."""

@@ -165,6 +165,23 @@ def test_a_mapping_leads_to_the_peers_memory(kind: MappingKind) -> None:
     assert counters.peer_store_bytes == 128
 
 
+@every_schedule
+@pytest.mark.parametrize(
+    "access", ["st.global.u32 [%rd4], 1;", "ld.global.u32 %r10, [%rd4];", "red.global.add.u32 [%rd4], 1;"]
+)
+def test_what_lies_behind_a_mapping_and_what_lies_nowhere_is_outside(access: str, schedule: str) -> None:
+    """The second one is nobody's address: the own memory's bounds are broken."""
+    pair = Pair(schedule)
+    body = f"mul.wide.u32 %rd4, %r2, 4;\nadd.u64 %rd4, %rd4, %rd1;\nadd.u64 %rd4, %rd4, %rd2;\n{access}"
+    start = mapped(pair, pair.put(pair.peer, words(32)), 128, {0}, MappingKind.IPC)
+    with report(
+        "is outside memory of another process 'shard'", "132 bytes past its end", rule="memory.bounds"
+    ):
+        pair.run(body, 0, start, 260)
+    with report("is outside every allocation", rule="memory.bounds"):
+        pair.run(body, 0, start, 1 << 30)
+
+
 def test_a_mapping_without_access_and_past_its_end() -> None:
     pair = Pair()
     src, behind = pair.put(pair.own, words(40)), pair.put(pair.peer, words(64))

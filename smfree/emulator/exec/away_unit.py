@@ -158,19 +158,21 @@ class AwayUnit:
         t = None if launch.clock is None else at.times(launch)
         accepted, performed = (None, None) if t is None else (t.copy(), t.copy())
         for part in parts:
+            peer = self.router.peer_of(part.region)
+            if peer is None:
+                with part.positions():
+                    part.memory.store(part.addr, values[part.index])  # first: it checks the bounds
             piece, pattern, asked = self._asked(at, part, nbytes, write=True)
             self.count(part, piece.n * nbytes, write=True)
             times = self._timed_store(part, pattern, lanes.sm[piece.rows], t, piece.rows, asked)
-            with part.positions():
-                if self.router.peer_of(part.region) is not None:
+            if peer is not None:
+                with part.positions():
                     self._flights.send(at.group, lanes, part, values[part.index], times, piece.of_lane, None)
-                else:
-                    part.memory.store(part.addr, values[part.index])
             if times is None:
                 continue
             assert accepted is not None and performed is not None
             accepted[piece.rows] = np.maximum(accepted[piece.rows], times.accepted)
-            if self.router.peer_of(part.region) is None:
+            if peer is None:
                 performed[piece.rows] = np.maximum(performed[piece.rows], times.acknowledged)
             else:
                 launch.end_time = max(launch.end_time, float(times.acknowledged.max()))

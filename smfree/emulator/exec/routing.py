@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smfree.emulator.address_space import PAGE_BYTES
 from smfree.emulator.allocations import DEVICE_SPACE_BYTES, Allocation
 from smfree.emulator.bytespace import fault, shown
 from smfree.emulator.errors import EmulationError
@@ -148,6 +149,7 @@ class Router:
         """
         low, high = int(addr.min()), int(addr.max()) + nbytes
         first = self._find(int(addr[0]), nbytes, what, 0)
+        self._check_nearness(first, nbytes, what, 0)
         if first.holds(low, high):
             return [Part(_ALL, first, addr + first.shift if first.shift else addr)]
         return self._split(addr, np.full(len(addr), nbytes), what, first)
@@ -177,12 +179,25 @@ class Router:
                     "threads' go",
                     "check index and size",
                 )
+            self._check_nearness(region, nbytes, what, at)
             inside = (addr[left] >= region.start) & (addr[left] + sizes[left] <= region.end)
             inside[0] = True
             mine, left = left[inside], left[~inside]
             index = _ALL if len(mine) == len(addr) else mine
             found.append(Part(index, region, addr[mine] + region.shift))
         return found
+
+    def _check_nearness(self, region: Region, nbytes: int, what: str, index: int) -> None:
+        """Raise MemoryFault for what is nowhere, but shortly behind a mapping: that is what was meant."""
+        near = self._space.before(region.start) if region.nowhere and self._space is not None else None
+        if near is not None and region.start < near.end + PAGE_BYTES:
+            raise fault(
+                "memory.bounds",
+                index,
+                f"{what} of {nbytes} bytes at {shown(region.start)} is outside {near}: "
+                f"{region.start - near.end} bytes past its end",
+                "check index and size",
+            )
 
     def peer_of(self, region: Region) -> DeviceState | None:
         """The other device whose memory it is, if it is one."""
