@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -241,3 +242,15 @@ def put_off_clean_up(devices: Sequence[Calls]) -> Iterator[None]:
         _holds.count -= 1
         for device in devices:
             device._catch_up()
+
+
+class PrimaryContext:
+    """A retained primary context, released when its last user is gone."""
+
+    def __init__(self, calls: Calls, device: Any) -> None:
+        self.handle = calls("cuDevicePrimaryCtxRetain", device)
+        self._release = weakref.finalize(self, _release_context, calls.driver, device)
+
+
+def _release_context(driver: Any, device: Any) -> None:
+    driver.cuDevicePrimaryCtxRelease(device)

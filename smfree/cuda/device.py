@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 
 from smfree.cuda import ipc, peers
 from smfree.cuda.cache import CompileCache
-from smfree.cuda.calls import Calls
+from smfree.cuda.calls import Calls, PrimaryContext
 from smfree.cuda.capabilities import read_capabilities
 from smfree.cuda.choose import choose, choose_all
 from smfree.cuda.compile_cuda import CudaSource, compile_cuda
@@ -25,29 +25,17 @@ from smfree.cuda.errors import (
     CompileError,
     NoDeviceError,
     TensorMapError,
-    TraceError,
     UnavailableError,
 )
 from smfree.cuda.image import ModuleImage
 from smfree.cuda.interop import wrap
-from smfree.cuda.memory import Allocation, DeviceArray, HostBuffer, as_dtype, as_shape, pinned_array
+from smfree.cuda.memory import Allocation, DeviceArray, HostBuffer, as_dtype, as_shape
 from smfree.cuda.module import Module
-from smfree.cuda.numa import array_on, node_of
+from smfree.cuda.numa import host_array, node_of
 from smfree.cuda.peers import Memory
 from smfree.cuda.streams import Event, Stream
 from smfree.cuda.tensormap import TensorMap, encode, spec_for
-
-
-class _PrimaryContext:
-    """A retained primary context, released when its last user is gone."""
-
-    def __init__(self, calls: Calls, device: Any) -> None:
-        self.handle = calls("cuDevicePrimaryCtxRetain", device)
-        self._release = weakref.finalize(self, _release_context, calls.driver, device)
-
-
-def _release_context(driver: Any, device: Any) -> None:
-    driver.cuDevicePrimaryCtxRelease(device)
+from smfree.cuda.tracing import traced
 
 
 class Closable(Protocol):
@@ -78,7 +66,7 @@ class Device:
         self.capabilities = read_capabilities(self.calls, self.handle)
         self.peers: set[int] = set()
         """Ordinals of the devices whose memory this one may use (:meth:`enable_peer_access`)."""
-        self._context: _PrimaryContext | None = _PrimaryContext(self.calls, self.handle)
+        self._context: PrimaryContext | None = PrimaryContext(self.calls, self.handle)
         self.calls.context = self._context.handle
         self.default_stream = Stream(self, driver.CUstream(0), owned=False)
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet([self.default_stream])
@@ -199,36 +187,13 @@ class Device:
         report. Always empty on a real GPU, which checks nothing."""
         return tuple(self.driver.node.findings) if self.is_emulated else ()
 
-    @contextmanager
-    def trace(self, *, ctas: Collection[int] = (0,)) -> Iterator[Any]:
-        """Record what the launches of this block do and when, on the modelled clock: an emulated GPU only.
+    def trace(self, *, ctas: Collection[int] = (0,)) -> AbstractContextManager[Any]:
+        """Record what launches in a ``with`` block do and when, on the modelled clock: emulated GPUs only.
 
         Gives a :class:`smfree.emulator.trace.Trace`, complete when the block ends; its ``save(path)`` writes
         what ``smfree timeline`` draws. ``ctas``: the CTAs of each launch that are kept. Raises TraceError.
         """
-        if not self.is_emulated:
-            raise TraceError(
-                f"only emulated GPUs record a trace (this is {self.spec}); use 'emu:h100', or a profiler here"
-            )
-        if not self.has_clock:
-            raise TraceError(
-                f"a trace needs a clock, which the schedule '{self.driver.node.schedule}' has not; open the "
-                "device with schedule='timed'"
-            )
-        from smfree.emulator.trace import Trace
-
-        self.synchronize()
-        before = self.emulator.trace
-        trace = Trace(ctas)
-        try:
-            self.emulator.trace = trace
-        except NotImplementedError as error:
-            raise TraceError(str(error)) from None
-        try:
-            yield trace
-            self.synchronize()
-        finally:
-            self.emulator.trace = before
+        return traced(self, ctas)
 
     # --- compile ------------------------------------------------------------------------------------
 
@@ -302,10 +267,7 @@ class Device:
         """
         dims = as_shape(shape)
         flags = 0x3 if mapped else 0x1  # CU_MEMHOSTALLOC_PORTABLE: also for other GPUs; _DEVICEMAP
-        if numa_node is None:
-            array = pinned_array(self.calls, self._context, dims, dtype, flags)
-        else:
-            array = array_on(self.calls, self._context, numa_node, dims, dtype, pinned=True, flags=flags)
+        array = host_array(self.calls, self._context, numa_node, dims, dtype, pinned=True, flags=flags)
         device_ptr = None
         if mapped:
             device_ptr = int(self.calls("cuMemHostGetDevicePointer", array.ctypes.data, 0))
@@ -315,11 +277,7 @@ class Device:
         self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8, *, numa_node: int | None = None
     ) -> HostBuffer:
         """Ordinary host memory, zeroed, so that its pages exist. ``numa_node`` as for :meth:`pinned`."""
-        if numa_node is not None:
-            array = array_on(self.calls, self._context, numa_node, as_shape(shape), dtype, pinned=False)
-            return HostBuffer(self, array, pinned=False)
-        array = np.empty(as_shape(shape), as_dtype(dtype))
-        array[...] = np.zeros((), array.dtype)
+        array = host_array(self.calls, self._context, numa_node, as_shape(shape), dtype, pinned=False)
         return HostBuffer(self, array, pinned=False)
 
     def tensor_map(self, array: DeviceArray, box: Sequence[int], **options: Any) -> TensorMap:

@@ -70,25 +70,27 @@ def node_of(device: Device) -> int | None:
     return node_of_pci(bus_id.split(b"\0", 1)[0].decode())
 
 
-def array_on(
+def host_array(
     calls: Calls,
     context: object,
-    node: int,
+    node: int | None,
     shape: tuple[int, ...],
     dtype: DTypeLike,
     *,
     pinned: bool,
     flags: int = 0,
 ) -> NDArray[Any]:
-    """A zeroed array in host memory on a NUMA node, freed with its last view; ``context`` lives as long.
+    """An array in host memory, freed with its last view; ``context`` lives as long. Zeroed unless it is
+    pinned without a ``node``.
 
-    ``pinned``: page-locked, with ``flags`` of cuMemHostAlloc (those of cuMemHostRegister are the same).
-    An emulated machine has its own nodes, whatever this one has. Raises UnavailableError.
+    ``node``: the NUMA node, None for any. ``pinned``: page-locked, with ``flags`` of cuMemHostAlloc (those of
+    cuMemHostRegister are the same). An emulated machine has its own nodes, whatever this one has. Raises
+    UnavailableError.
     """
     wanted = as_dtype(dtype)
-    if calls.emulated:
-        locked = pinned_array(calls, context, shape, wanted, flags) if pinned else None
-        return _place_emulated(calls, np.zeros(shape, wanted) if locked is None else locked, node)
+    if node is None or calls.emulated:
+        array = pinned_array(calls, context, shape, wanted, flags) if pinned else _zeroed(shape, wanted)
+        return array if node is None else _place_emulated(calls, array, node)
     nbytes = math.prod(shape) * wanted.itemsize
     memory = memory_on(node, nbytes)
     base: Any = (ctypes.c_uint8 * len(memory)).from_buffer(memory)
@@ -97,6 +99,13 @@ def array_on(
         calls("cuMemHostRegister", ptr, len(memory), flags, bytes=nbytes, numa_node=node)
         weakref.finalize(base, _unregister, calls, context, ptr)
     return np.frombuffer(base, np.uint8, nbytes).view(wanted).reshape(shape)
+
+
+def _zeroed(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Ordinary memory whose pages exist, which those of numpy.zeros need not."""
+    array: NDArray[Any] = np.empty(shape, dtype)
+    array[...] = np.zeros((), dtype)
+    return array
 
 
 def _place_emulated(calls: Calls, array: NDArray[Any], node: int) -> NDArray[Any]:
