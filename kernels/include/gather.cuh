@@ -55,22 +55,24 @@ PTX_INLINE void move_edges(u32 warp, const u8* src, Slice slice, Slice body, Sto
   store(at, byte);
 }
 
-// Rounds of UNROLL loads, then UNROLL times store(at, value): the loads of a thread are under way together,
-// in a last round as many as are left, not one after the other.
+// Rounds of UNROLL loads, then UNROLL times store(at, value): the loads of a thread are under way together.
+// In the last round so are those that are left; only they are compared with the end one by one.
 template <class Vector, class Store>
 PTX_INLINE void move_body(const u8* src, Slice body, Store store) {
   constexpr u32 STEP = THREADS * sizeof(Vector);
-#pragma unroll 1
-  for (u64 at = body.begin + threadIdx.x * sizeof(Vector); at < body.end; at += UNROLL * STEP) {
-    const u64 left = body.end - at;
+  u64 at = body.begin + threadIdx.x * sizeof(Vector);
+  const auto round = [&](bool whole) {
     Vector v[UNROLL];
 #pragma unroll
     for (u32 k = 0; k < UNROLL; ++k)
-      if (k * STEP < left) ld_global(v[k], src + at + k * STEP);
+      if (whole || at + k * STEP < body.end) ld_global(v[k], src + at + k * STEP);
 #pragma unroll
     for (u32 k = 0; k < UNROLL; ++k)
-      if (k * STEP < left) store(at + k * STEP, v[k]);
-  }
+      if (whole || at + k * STEP < body.end) store(at + k * STEP, v[k]);
+  };
+#pragma unroll 1
+  for (; at + (UNROLL - 1) * STEP < body.end; at += UNROLL * STEP) round(true);
+  round(false);
 }
 
 template <class Vector, class Store>

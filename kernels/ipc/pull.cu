@@ -25,18 +25,20 @@ PTX_INLINE void pull_bodies(const Gather& gather, u32 rank) {
   u8* const dst = gather.dst[rank];
   const u8* peers[WORLD_SIZE];  // by turn, in registers: the loops over them are unrolled
   Slice bodies[WORLD_SIZE];
-  u64 longest = 0;
+  u64 shortest = ~0ull, longest = 0;
 #pragma unroll
   for (u32 turn = 1; turn < WORLD_SIZE; ++turn) {
     const u32 peer = (rank + turn) % WORLD_SIZE;
     const Slice slice = slice_of(gather, peer), body = body_of<16>(dst, slice);
     peers[turn] = gather.dst[peer], bodies[turn] = body;
-    if (body.end - body.begin > longest) longest = body.end - body.begin;
+    const u64 length = body.end - body.begin;
+    shortest = length < shortest ? length : shortest, longest = length > longest ? length : longest;
     move_edges((turn - 1) % (THREADS / 32), peers[turn], slice, body,
                [=](u64 at, u8 byte) { st_global(dst + at, byte); });
   }
-#pragma unroll 1
-  for (u64 start = threadIdx.x * sizeof(b32x4); start < longest; start += ROUNDS * STEP) {
+
+  u64 start = threadIdx.x * sizeof(b32x4);  // in each body
+  const auto vectors = [&](bool whole) {
     b32x4 v[ROUNDS][WORLD_SIZE];
     const auto each = [&](auto move) {
 #pragma unroll
@@ -44,12 +46,16 @@ PTX_INLINE void pull_bodies(const Gather& gather, u32 rank) {
 #pragma unroll
         for (u32 turn = 1; turn < WORLD_SIZE; ++turn) {
           const u64 at = bodies[turn].begin + start + round * STEP;
-          if (at < bodies[turn].end) move(turn, at, v[round][turn]);
+          if (whole || at < bodies[turn].end) move(turn, at, v[round][turn]);
         }
     };
     each([&](u32 turn, u64 at, b32x4& value) { ld_global(value, peers[turn] + at); });
     each([&](u32, u64 at, b32x4& value) { st_global(dst + at, value); });
-  }
+  };
+#pragma unroll 1
+  for (; PEERS > 0 && start + (ROUNDS - 1) * STEP < shortest; start += ROUNDS * STEP) vectors(true);
+#pragma unroll 1
+  for (; start < longest; start += ROUNDS * STEP) vectors(false);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

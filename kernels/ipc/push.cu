@@ -26,12 +26,15 @@ allgather_push(const __grid_constant__ Gather gather, const u8* src, SignalContr
   u8* dst[WORLD_SIZE];  // by turn, in registers: the loops over it are unrolled
 #pragma unroll
   for (u32 turn = 0; turn < WORLD_SIZE; ++turn) dst[turn] = peer_dst(gather, rank, turn);
-  const bool elsewhere = source != dst[0];  // not in place: the own dst takes a copy, too
-  move<b32x4>(source, slice_of(gather, rank), [&](u64 at, const auto& value) {
+  const auto push = [&](bool own) {  // not in place: the own dst takes a copy, too
+    move<b32x4>(source, slice_of(gather, rank), [&](u64 at, const auto& value) {
 #pragma unroll
-    for (u32 turn = 1; turn < WORLD_SIZE; ++turn) st_global(dst[turn] + at, value);
-    if (elsewhere) st_global(dst[0] + at, value);
-  });
+      for (u32 turn = 1; turn < WORLD_SIZE; ++turn) st_global(dst[turn] + at, value);
+      if (own) st_global(dst[0] + at, value);
+    });
+  };
+  if (source == dst[0]) push(false);
+  else push(true);
 
   if (!sync_ranks(signals, SIGNAL_STEP_EXIT)) return;
   close_signals(signals);

@@ -121,7 +121,8 @@ def test_a_turn_of_a_wait_is_two_loads_and_one_flush_of_l1(case: Case, arch: str
 
 @_every([PULL, PUSH, MULTICAST])
 def test_bytes_between_gpus_go_in_vectors_of_16_by_batches(case: Case, arch: str) -> None:
-    """UNROLL loads in a row, in the only loop; a pull has one for its own shard and one for its peers'."""
+    """UNROLL loads in a row, in whole rounds and in the last one: of a pull for its own shard and for its
+    peers', of a push with the own dst and without."""
     runs, run = [], 0
     for one in _sass(case, arch):
         if one.opcode == "LDG.E.128":
@@ -130,15 +131,16 @@ def test_bytes_between_gpus_go_in_vectors_of_16_by_batches(case: Case, arch: str
             runs, run = [*runs, run], 0
     peers = LAYOUT.world_size - 1
     own, theirs = PullConfig().unroll, PullConfig().unroll // peers * peers
-    assert [run for run in runs if run] == ([own, theirs] if case is PULL else [PushConfig().unroll])
+    push = [PushConfig().unroll] * (2 if case is MULTICAST else 4)
+    assert sorted(filter(None, runs)) == (sorted([own, own, theirs, theirs]) if case is PULL else push)
 
 
 @_every([PUSH])
 def test_push_loads_a_vector_once_and_stores_it_to_every_peer(case: Case, arch: str) -> None:
-    """The own dst is one of them, where src lies elsewhere."""
+    """In place and not, in whole rounds and in the last."""
     unroll, ranks, records = PushConfig().unroll, LAYOUT.world_size, 2
-    assert _count(case, arch, "LDG.E.128") == unroll
-    assert _count(case, arch, "STG.E.128") == unroll * ranks + records
+    assert _count(case, arch, "LDG.E.128") == 2 * 2 * unroll
+    assert _count(case, arch, "STG.E.128") == 2 * unroll * (ranks - 1 + ranks) + records
 
 
 @_every(BULK)
