@@ -101,6 +101,10 @@ def export(array: DeviceArray) -> MemoryHandle:
 
     Raises IpcError for memory that the driver does not export, saying what it does export (cases D02, D03).
     """
+    if not isinstance(array, DeviceArray):
+        raise IpcError(
+            f"CUDA IPC exports arrays of a device (got {type(array).__name__}); use device.asarray"
+        )
     device = array.device
     call = device.calls
     try:
@@ -174,6 +178,11 @@ class Imports:
         """See :meth:`smfree.cuda.device.Device.open_ipc`."""
         device = self._device()
         assert device is not None
+        if not isinstance(handle, MemoryHandle):
+            raise IpcError(
+                f"opened is what smfree.cuda.ipc.export gave, a MemoryHandle (got {type(handle).__name__}); "
+                "unpickle what the other process sent"
+            )
         _check_origin(device, handle.origin, "memory", "use the array itself, on other GPUs with peer access")
         self._retire(handle)
         found = self._open.get(handle.handle)

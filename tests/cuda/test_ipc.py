@@ -73,6 +73,15 @@ def test_d02_d03_what_cannot_be_exported_says_what_can(api: str, pair: tuple[Dev
     assert f"{api}(" in text and "CUDA_ERROR_INVALID_VALUE" in text
 
 
+def test_what_is_no_array_and_what_is_no_handle_is_told_so(pair: tuple[Device, Device]) -> None:
+    exporter, importer = pair
+    with pytest.raises(IpcError, match=r"exports arrays of a device \(got ndarray\); use device.asarray"):
+        export(np.zeros(4))  # type: ignore[arg-type]
+    blob = pickle.dumps(export(exporter.asarray(np.zeros(4))))
+    with pytest.raises(IpcError, match=r"a MemoryHandle \(got bytes\); unpickle what the other process sent"):
+        importer.open_ipc(blob)  # type: ignore[arg-type]
+
+
 def test_a_fault_of_the_context_is_not_blamed_on_the_memory(pair: tuple[Device, Device]) -> None:
     exporter, _ = pair
     array = exporter.empty(64)
