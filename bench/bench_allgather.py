@@ -56,6 +56,7 @@ def points(axes: Axes, spec: str) -> Iterable[AllgatherPoint]:
     return allgather_points(axes)
 
 
+@pytest.mark.collective
 @pytest.mark.points.with_args(points)
 def bench_allgather(measure: Measure, point: AllgatherPoint) -> None:
     """Seconds of one AllGather."""

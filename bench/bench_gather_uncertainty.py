@@ -25,6 +25,7 @@ from smfree.measure.helpers import share
 from smfree.measure.log import RunLog
 from smfree.measure.nodes import Node, open_node
 from smfree.measure.options import Axes
+from smfree.measure.ranks import several
 from smfree.measure.records import Question
 from smfree.measure.variants import gather_parameters, varied_node
 from smfree.model.sensitivity import Shift, as_record, largest_first, shifts
@@ -103,7 +104,7 @@ def bench_gather_uncertainty(device: Device, point: Ranks, run_log: RunLog) -> N
         for pair in (comparisons(mine[0]) if mine else [])
         if pair.result.bracket is not None and not pair.result.tie and pair.result.bracket[1] <= LARGEST_BYTES
     ]
-    if not crossing:
+    if not crossing or several():
         return
     node = open_node(device.spec, point.ranks)
     pool_bytes = point.ranks * LARGEST_BYTES + SLACK_BYTES

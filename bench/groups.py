@@ -7,6 +7,7 @@ from functools import lru_cache
 from kernels.ipc.group import Group
 from smfree.cuda import Device
 from smfree.measure.fixture import Measure
+from smfree.ranks import RankContext
 
 PATIENCE_S = 60.0
 """After this a collective on real GPUs has hung; an emulated one says so itself."""
@@ -16,15 +17,17 @@ def group_for(measure: Measure, ranks: int, pool_bytes: int) -> Group:
     """A group of the machine's first GPUs; skips where there are fewer than ``ranks``. ``pool_bytes``: of
     symmetric memory per rank."""
     devices = tuple(measure.node(ranks))
-    group = _group(devices, pool_bytes)
+    group = _group(devices, pool_bytes, measure.ranks)
     if group.failed is not None:
         _group.cache_clear()
-        group = _group(devices, pool_bytes)
+        group = _group(devices, pool_bytes, measure.ranks)
     return group
 
 
 @lru_cache(maxsize=12)
-def _group(devices: tuple[Device, ...], pool_bytes: int) -> Group:
+def _group(devices: tuple[Device, ...], pool_bytes: int, context: RankContext | None) -> Group:
+    if context is not None:
+        return Group.join(context.device, context.rendezvous, pool_bytes=pool_bytes)
     return Group.local(devices, pool_bytes=pool_bytes)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smfree.measure.nodes import Node
@@ -133,7 +134,7 @@ def timed(
     in ``per_rank``.
     """
     node = measure.node_of(members[0].device)
-    lineup = Lineup(members, node.blocker, wait)
+    lineup = Lineup(members, node.blocker, wait, measure.exchange)
     measure.timer.explicit()
     measure.instruments.prepare()
     if cold_counters:
@@ -141,7 +142,7 @@ def timed(
     before = node.tally()
     first = measure.run(lambda: lineup.run(launch, 1, hold=measure.deterministic))
     counted = before.since()
-    measure.verify(verify)
+    measure.verify(partial(agreed, verify, measure.exchange))
     if cold_counters or not measure.deterministic:
         first = measure.run(lambda: lineup.run(launch, 1))
     count = min(MAX_QUEUED_COLLECTIVES, launches_for(first.seconds))
@@ -165,6 +166,21 @@ def timed(
     record.per_rank = _per_rank(batches, counted)
     _timing(record, measure, node, batches)
     return measure.finish(record)
+
+
+def agreed(verify: Callable[[], None], exchange: Exchange | None) -> None:
+    """Verify on every rank; all fail where one does, so that none waits for it."""
+    problem: AssertionError | None = None
+    try:
+        verify()
+    except AssertionError as error:
+        problem = error
+    if exchange is not None:
+        said = exchange((str(problem) or "wrong" if problem else "").encode(), "what verifying found")
+        wrong = [f"rank {rank} has found: {text.decode()}" for rank, text in enumerate(said) if text]
+        problem = problem or (AssertionError(wrong[0]) if wrong else None)
+    if problem is not None:
+        raise problem
 
 
 def _per_rank(batches: Sequence[Batch], counted: Sequence[Mapping[str, int]]) -> dict[str, list[float]]:

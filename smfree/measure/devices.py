@@ -44,6 +44,10 @@ class DevicePool:
 
     def __init__(self, specs: Sequence[str]) -> None:
         self.specs = list(specs)
+        self.ranks: Any = None
+        """What this process is among several (smfree.ranks.RankContext), None alone."""
+        self.failure = ""
+        """What went wrong in this rank: the others are told at the end."""
         self._open: dict[str, Any] = {}
         self._watches: dict[str, ClockWatch] = {}
         self._identities: dict[str, DeviceIdentity] = {}
@@ -51,6 +55,8 @@ class DevicePool:
 
     def get(self, spec: str) -> Any:
         """The open device of ``spec``."""
+        if self.ranks is not None:
+            return self.ranks.device
         if spec not in self._open:
             self._open[spec] = open_device(spec)
         return self._open[spec]
@@ -58,7 +64,7 @@ class DevicePool:
     def node(self, spec: str, ranks: int) -> Node:
         """The first ``ranks`` GPUs of the machine of ``spec``, kept open. Raises NodeUnavailableError."""
         if (spec, ranks) not in self._nodes:
-            self._nodes[spec, ranks] = open_node(spec, ranks)
+            self._nodes[spec, ranks] = open_node(spec, ranks, self.ranks)
         return self._nodes[spec, ranks]
 
     def node_of(self, device: Any) -> Node:
@@ -92,6 +98,9 @@ class DevicePool:
             close_anyway(device)
 
     def close(self) -> None:
+        if self.ranks is not None:  # who closes the rank's GPU, when all have come to their end
+            self.ranks.close(self.failure)
+            return
         while self._nodes:
             self._nodes.popitem()[1].close()
         for spec in list(self._open):

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import pytest
 
 from smfree.measure.clocks import ClockWatch, clock_ratio_mhz
-from smfree.measure.collective import Member, timed
+from smfree.measure.collective import Exchange, Member, timed
 from smfree.measure.devices import DevicePool
 from smfree.measure.instruments import Instruments
 from smfree.measure.log import RunLog
@@ -64,6 +64,16 @@ class Measure:
     def stream(self) -> Any:
         """The stream that timed work must go to."""
         return self.instruments.stream
+
+    @property
+    def ranks(self) -> Any:
+        """What this process is among several with a rank each (smfree.ranks.RankContext); None alone."""
+        return self._pool.ranks
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """How the ranks of several processes tell each other bytes."""
+        return None if self.ranks is None else self.ranks.rendezvous.all_gather
 
     @property
     def clock_watch(self) -> ClockWatch:

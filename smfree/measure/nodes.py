@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -33,14 +32,13 @@ def node_spec(spec: str, ranks: int, gpus: int) -> str:
     return "cuda:" + ",".join(map(str, range(ranks)))
 
 
-def open_node(spec: str, ranks: int) -> Node:
-    """Open the first ``ranks`` GPUs of the machine of ``spec``. Raises NodeUnavailableError."""
-    for number, size in (("RANK", "WORLD_SIZE"), ("SMFREE_RANK", "SMFREE_WORLD_SIZE")):
-        if int(os.environ.get(size) or 1) > 1:
-            raise NodeUnavailableError(
-                f"this is rank {os.environ.get(number, '?')} of {os.environ[size]} processes, which would "
-                "disturb each other: one process holds all ranks here, start pytest alone"
-            )
+def open_node(spec: str, ranks: int, context: Any = None) -> Node:
+    """Open the first ``ranks`` GPUs of the machine of ``spec``; of a process among several (``context``) its
+    own. Raises NodeUnavailableError."""
+    if context is not None:
+        if context.world_size != ranks:
+            raise NodeUnavailableError(f"{ranks} ranks are needed, these are {context.world_size} processes")
+        return Node([context.device])
     from smfree.cuda.choose import real_devices
     from smfree.cuda.device import Device
 
@@ -110,7 +108,10 @@ def _counted(device: Any) -> Mapping[str, int]:
     if not device.is_emulated:
         return {}
     counted = dict(device.emulator.counters.as_dict())
-    traffic = device.driver.node.links.traffic[device.ordinal]
+    links = getattr(device.driver.node, "links", None)  # a served node keeps them to itself
+    if links is None:
+        return counted
+    traffic = links.traffic[device.ordinal]
     for link in LINKS:
         one = getattr(traffic, link)
         counted.update({f"{link}_{name}": getattr(one, name) for name in TRAFFIC})

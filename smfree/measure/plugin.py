@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from smfree.measure import options
+from smfree.measure import options, ranks
 from smfree.measure.devices import DevicePool, alive, resolve
 from smfree.measure.fixture import Measure
 from smfree.measure.instruments import Instruments
@@ -45,7 +45,8 @@ class Session:
         """The devices; "auto" is resolved on first use."""
         if self._pool is None:
             specs = options.device_specs(self.config)
-            self._pool = DevicePool(resolve(specs, options.fallback_specs(self.config)))
+            found = resolve(specs, options.fallback_specs(self.config))
+            self._pool = DevicePool(found[:1] if ranks.several() else found)
         return self._pool
 
     def open(self, spec: str) -> Any:
@@ -58,6 +59,15 @@ class Session:
             raise
         self.log.devices.setdefault(spec, f"{spec}: {device.name}, {device.clock_source} clock")
         return device
+
+    def join(self) -> None:
+        """Become one of several ranks, or end the session with one sentence."""
+        try:
+            self.pool.ranks = ranks.join(self.pool.specs[0])
+        except Exception as error:
+            if type(error).__module__.startswith("smfree."):
+                raise pytest.UsageError(str(error)) from None
+            raise
 
     def instruments(self, device: Any) -> Instruments:
         key = id(device)
@@ -97,9 +107,13 @@ def pytest_configure(config: pytest.Config) -> None:
         "points(function): parametrize by the points that function(axes, spec) yields for each device; they "
         "have an id",
     )
+    config.addinivalue_line("markers", f"{ranks.COLLECTIVE}: the ranks of the benchmark may be processes")
     problem = options.impossible(config)
     if problem is not None:
         raise pytest.UsageError(problem)
+    if ranks.place()[0] > 0:
+        ranks.save_nothing(config)
+        config.pluginmanager.register(ranks.QuietHooks(), "smfree-quiet")
     config.stash[SESSION] = Session(config)
     session_of(config).saving.take_compare_option()
 
@@ -107,7 +121,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     ours = session_of(session.config)
-    for spec in options.device_specs(session.config):
+    for spec in options.device_specs(session.config) if not ranks.several() else ():
         if spec != "auto":  # what was asked for by name must be there; nothing is opened otherwise
             ours.open(spec)
     ours.saving.install(lambda: [(spec, ours.pool.identity(spec)) for spec in ours.pool.specs])
@@ -153,7 +167,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError("; ".join(refused))
     if not ours.given.wants_table():
         config._benchmarksession.quiet = True
-    count = options.jobs(config, ours.pool.specs)
+    if ranks.several():
+        ours.join()
+    count = 1 if ranks.several() else options.jobs(config, ours.pool.specs)
     if count > 1 and len(measured) > 1:
         config.pluginmanager.register(SharingHooks(measured, ours.log, count), "smfree-sharing")
     ours.progress = Progress(len(measured))
@@ -175,6 +191,9 @@ def pytest_runtest_makereport(
         ours = session_of(item.config)
         if report.skipped and isinstance(report.longrepr, tuple):
             ours.log.skips.append(_skip_record(ours, item, report.longrepr[2]))
+        if report.failed and ours.pool.ranks is not None:
+            ours.pool.failure = f"{item.nodeid} failed"
+            item.session.shouldfail = "a rank that failed is out of step with the others, who end, too"
     return report
 
 
@@ -286,6 +305,10 @@ def run_log(request: pytest.FixtureRequest) -> RunLog:
 def measure(request: pytest.FixtureRequest, device: Any, benchmark: Any) -> Measure:
     """Times and records points on ``device``; see smfree.measure.fixture.Measure."""
     ours = session_of(request.config)
+    if ours.pool.ranks is not None:
+        reason = ranks.reason_to_leave_out(request.node, ours.pool.ranks)
+        if reason:
+            pytest.skip(reason)
     spec = request.node.callspec.params["device"]
     params = dict(request.node.callspec.params)
     point = params.pop("point", None)

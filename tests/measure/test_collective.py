@@ -147,6 +147,7 @@ class FakeMeasure:
     """A Measure over fake ranks, with a real clock unless ``deterministic``."""
 
     note_clock = Measure.note_clock
+    exchange = None
 
     def __init__(
         self, ranks: FakeRanks, *, deterministic: bool = False, rounds: int = 3, **changes: Any

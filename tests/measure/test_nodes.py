@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,23 +38,11 @@ def test_too_few_gpus_are_a_reason() -> None:
         node_spec("cuda:0", 4, 2)
 
 
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [
-        ({"RANK": "2", "WORLD_SIZE": "4"}, "this is rank 2 of 4 processes"),
-        ({"SMFREE_RANK": "0", "SMFREE_WORLD_SIZE": "2"}, "this is rank 0 of 2 processes"),
-    ],
-)
-def test_processes_that_would_time_each_other_are_a_reason(
-    monkeypatch: pytest.MonkeyPatch, names: dict[str, str], text: str
-) -> None:
-    for name, value in names.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(NodeUnavailableError, match=text):
-        open_node("emu:a100", 2)
-    for name in names:
-        monkeypatch.setenv(name, "1")  # torchrun of a single process is alone
-    open_node("emu:a100", 2).close()
+def test_a_rank_of_several_processes_has_its_own_gpu_if_there_are_as_many_as_ranks() -> None:
+    context = SimpleNamespace(world_size=2, device=object())
+    assert open_node("emu:a100", 2, context).devices == [context.device]
+    with pytest.raises(NodeUnavailableError, match=r"^4 ranks are needed, these are 2 processes$"):
+        open_node("emu:a100", 4, context)
 
 
 def test_a_pool_keeps_nodes_and_gives_up_the_dead_ones() -> None:
