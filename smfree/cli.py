@@ -124,6 +124,7 @@ def devices() -> int:
                 f"{spec:10} {device.name}, {can.arch}, {can.num_sms} SMs, {can.l2_bytes >> 20} MiB L2, "
                 f"{can.peak_memory_gbps:.0f} GB/s, times {device.clock_source}"
             )
+    print("several: cuda is all real GPUs, emu:h100x8 a node of eight emulated ones, emu:h100x8:3 one of it")
     return 0
 
 

@@ -240,7 +240,7 @@ def _attach(address: str, spec: DeviceSpec, asked: dict[str, Any]) -> Any:
     if served != [spec.profile] * spec.count:
         raise DeviceSpecError(
             f"{spec} was asked for, but the node at {NODE_VARIABLE} has the GPUs {', '.join(served)}; name "
-            "them all, as in emu:h100x8"
+            f"them all, as emu:{served[0]}x{len(served)}"
         )
     for name, default in (("schedule", "timed"), ("seed", 0), ("strict", "error")):
         if asked[name] not in (default, getattr(node, name)):

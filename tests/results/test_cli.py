@@ -94,3 +94,4 @@ def test_devices_lists_what_can_be_emulated(capsys: pytest.CaptureFixture[str]) 
     for spec in ("emu:a100", "emu:h100"):
         (line,) = [line for line in lines if line.startswith(spec)]
         assert "times modelled" in line
+    assert lines[-1].startswith("several: cuda is all real GPUs, emu:h100x8 a node of eight")
