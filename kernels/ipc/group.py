@@ -231,6 +231,7 @@ class Group:
     ) -> None:
         """Queue the kernel of ``source`` on every member's stream, with ``args(rank)``. It is loaded on all
         devices first: one that waits for its peers would keep a device from loading theirs."""
+        __tracebackhide__ = True  # reports name who called this
         kernels = [member.device.compile(source).kernel() for member in self.members]
         with self.queueing(what):
             for member, kernel in zip(self.members, kernels, strict=True):

@@ -23,7 +23,16 @@ from kernels.ipc.group import Group
 from kernels.ipc.push import PushConfig
 from kernels.ipc.slabs import Backing
 from kernels.ipc.wait import CollectiveTimeout
-from smfree.cuda import Device, DeviceArray, DriverError, IpcError, KernelFaultError, Path, PeerError
+from smfree.cuda import (
+    CudaSource,
+    Device,
+    DeviceArray,
+    DriverError,
+    IpcError,
+    KernelFaultError,
+    Path,
+    PeerError,
+)
 from smfree.emulator.driver import Driver
 from smfree.emulator.node import Node
 from smfree.ranks import PeerLost
@@ -318,6 +327,14 @@ def test_without_a_time_limit_an_emulated_deadlock_is_a_report() -> None:
         alone_at_the_barrier(group)
         group.wait()
     assert "signals.cuh" in str(fault.value)
+
+
+def test_a_report_names_who_called_the_groups_launch() -> None:
+    text = 'extern "C" __global__ void wild(unsigned* word) { *word = 1; }'
+    with local_group(2) as group, pytest.raises(KernelFaultError) as caught:
+        group.launch("wild", CudaSource("wild.cu", text=text), 1, 1, lambda rank: [np.uint64(64)])
+        group.wait(timeout_s=10)
+    assert "kernel wild" in str(caught.value) and "launched at test_ipc_group.py" in str(caught.value)
 
 
 def test_a_rank_between_processes_that_launches_nothing_is_named() -> None:

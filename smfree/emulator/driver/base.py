@@ -177,10 +177,12 @@ def as_context(context: Context | None) -> Any:
 
 
 def calling_line() -> str:
-    """``file:line`` of the innermost caller outside this package, for reports."""
+    """``file:line`` of the innermost caller outside this package, for reports. Helpers that launch for others
+    have a local ``__tracebackhide__``, as pytest's, and are passed over."""
     frame = sys._getframe(1)
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(_PACKAGE):
+        code = frame.f_code
+        if not code.co_filename.startswith(_PACKAGE) and "__tracebackhide__" not in code.co_varnames:
             return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "unknown"
