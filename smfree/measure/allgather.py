@@ -281,8 +281,10 @@ def gather_answers(log: RunLog) -> str:
         parts.append(tabulate(rows, headers=headers, disable_numparse=True))
     parts.append(
         f"Sizes are those of a shard; within {TIE:.0%} of the fastest counts as fastest. Copy engines leave "
-        "the SMs to other\nwork, which no time here shows. --axes full varies the model's parameters, too."
+        "the SMs to other\nwork, which no time here shows."
     )
+    if any(record.modelled for record in gathers(log.records)):
+        parts[-1] += " --axes full varies the model's parameters, too."
     shifted = shift_table(log, (Question.ALLGATHER,), _regime)
     return "\n\n".join(parts) + (f"\n{shifted}" if shifted else "")
 
