@@ -18,7 +18,7 @@ from cuda.bindings import driver as cuda
 from smfree.emulator.driver import Driver, NotEmulated
 from smfree.emulator.errors import BarrierFault
 from smfree.emulator.server import RemoteDriver
-from smfree.emulator.server.calls import NODE_END, NODE_START, PLAIN, REFUSED, SPECIAL
+from smfree.emulator.server.calls import NODE_ADDRESSES, PLAIN, REFUSED, SPECIAL
 from smfree.emulator.server.shared import ARENA, ARENA_END
 from tests.emulator import (
     test_driver_graphs,
@@ -210,7 +210,7 @@ def test_registered_memory_is_no_device_pointer_here(servers: Servers) -> None:
 def test_memory_of_no_node_is_refused_not_followed(driver: RemoteDriver) -> None:
     """An address in the node's part of the address space that holds nothing there."""
     memory = ok(driver.cuMemAlloc(16))
-    for address in (ARENA_END - 4096, NODE_START - 4096 + (30 << 40), NODE_END - 4096):
+    for address in (ARENA_END - 4096, *(end - 4096 for _, end in NODE_ADDRESSES)):
         refused(driver, driver.cuMemcpyHtoD(memory, address, 16), "INVALID_VALUE", f"{address:#x}")
         refused(driver, driver.cuMemcpyAsync(address, memory, 16, 0), "INVALID_VALUE", f"{address:#x}")
     word = ctypes.c_uint32(5)

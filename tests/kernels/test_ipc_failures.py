@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 from unittest.mock import Mock
@@ -57,9 +58,10 @@ def test_memory_that_peers_may_use_is_not_freed_after_a_failure() -> None:
     group that did not fail."""
 
     def allocated(fails: bool) -> list[int]:
-        node = Node(GPUS)
+        node, joined_all = Node(GPUS), threading.Barrier(len(GPUS))
 
         def body(group: Group) -> None:
+            joined_all.wait(timeout=20)
             calls = group.members[0].device.calls
             driver = calls.driver
             calls.driver = Mock(wraps=driver)

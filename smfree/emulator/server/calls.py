@@ -80,11 +80,11 @@ SPECIAL = frozenset(
 REFUSED = {"cuLaunchHostFunc": "a host function is code of another process; wait for an event instead"}
 """Emulated calls that are not served, and why."""
 
-NODE_START = 1 << 40
-NODE_END = 0x5000_0000_0000
-"""Addresses of the node: device windows, shared host memory, mappings. All others are a process's own."""
+NODE_ADDRESSES = ((1 << 40, 17 << 40), (0x2000_0000_0000, 0x5000_0000_0000))
+"""From, to: device windows; shared host memory and mappings. All others are a process's own. A system without a
+limit on the stack (so runs what ``make`` starts) places a process's memory between the two."""
 
 
 def is_node_address(address: int) -> bool:
     """Whether an address means the same to the server and to its clients."""
-    return NODE_START <= address < NODE_END
+    return any(start <= address < end for start, end in NODE_ADDRESSES)
