@@ -81,8 +81,8 @@ REFUSED = {"cuLaunchHostFunc": "a host function is code of another process; wait
 """Emulated calls that are not served, and why."""
 
 NODE_ADDRESSES = ((1 << 40, 17 << 40), (0x2000_0000_0000, 0x5000_0000_0000))
-"""From, to: device windows; shared host memory and mappings. All others are a process's own. A system without a
-limit on the stack (so runs what ``make`` starts) places a process's memory between the two."""
+"""From, to: device windows; shared host memory and mappings. All others are a process's own. Without a limit
+on the stack (so runs what ``make`` starts) the system places a process's memory between the two."""
 
 
 def is_node_address(address: int) -> bool:
