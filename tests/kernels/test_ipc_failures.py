@@ -34,10 +34,11 @@ def own(group: Group, nbytes: int = 32) -> DeviceArray:
 @pytest.mark.parametrize("way", ["ce", "sm.push"])
 def test_a_rank_that_raises_ends_its_own_work_and_tells_why(way: str, backing: Backing) -> None:
     """Rank 0 waits for rank 2, which never calls, and raises; nobody waits for its work in vain."""
-    start = time.monotonic()
+    start, allocated = time.monotonic(), threading.Barrier(len(GPUS))
 
     def body(group: Group) -> Any:
         dst = group.symmetric(96, "weights")
+        allocated.wait(timeout=20)
         if group.members[0].rank < 2:
             allgather(group, dst, own(group), way=way)
         if group.members[0].rank == 0:
