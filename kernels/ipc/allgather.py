@@ -166,10 +166,12 @@ def _launch(group: Group, shards: Shards, way: str, config: Any, what: str) -> t
     """Load on every device before the first launch: a kernel that waits for its peers would keep a device
     from loading theirs."""
     module = _KERNELS[way].module
-    for member in group.members:
-        module.prepare(member, shards, config)
+    kernels = [module.prepare(member, shards, config) for member in group.members]
     with group.queueing(what):
-        return tuple(module.launch(member, shards, config) for member in group.members)
+        return tuple(
+            module.launch(member, shards, config, kernel)
+            for member, kernel in zip(group.members, kernels, strict=True)
+        )
 
 
 def _check_way(group: Group, way: str) -> None:

@@ -117,10 +117,10 @@ def check_resident(
 
 
 def launch(
-    member: Member, shards: Shards, config: GatherConfig, *, extra: Sequence[object] = ()
+    member: Member, shards: Shards, config: GatherConfig, kernel: Kernel, *, extra: Sequence[object] = ()
 ) -> LaunchInfo:
-    """Queue the member's part on its stream; ``extra`` arguments go in front of the rank."""
-    kernel = prepare(member, shards, config)
+    """Queue the member's part on its stream: ``kernel`` is what :func:`prepare` gave, ``extra`` arguments go
+    in front of the rank."""
     group: Group = shards.dst.group
     table = np.array([*shards.dst.pointers(member.rank), *shards.offsets], np.uint64)
     args = (table, shards.src(member.rank), group.control(member.rank), *extra, np.uint32(member.rank))

@@ -10,7 +10,7 @@ import numpy as np
 from kernels.common import LaunchInfo, require
 from kernels.ipc import gather
 from kernels.ipc.gather import GatherConfig, prepare, suitable_ctas
-from smfree.cuda import Capabilities
+from smfree.cuda import Capabilities, Kernel
 
 if TYPE_CHECKING:
     from kernels.ipc.group import Group, Member
@@ -37,8 +37,9 @@ def throughput_config(capabilities: Capabilities, largest_shard_bytes: int) -> M
     return MulticastConfig(ctas=suitable_ctas(largest_shard_bytes))
 
 
-def launch(member: Member, shards: Shards, config: MulticastConfig) -> LaunchInfo:
-    """Queue the member's part on its stream. Raises ConfigError without a multicast address."""
+def launch(member: Member, shards: Shards, config: MulticastConfig, kernel: Kernel) -> LaunchInfo:
+    """Queue the member's part on its stream; ``kernel`` is what :func:`prepare` gave. Raises ConfigError
+    without a multicast address."""
     address = shards.dst.multicast(member.rank)
     require(
         address is not None,
@@ -46,4 +47,4 @@ def launch(member: Member, shards: Shards, config: MulticastConfig) -> LaunchInf
         f"none: {shards.dst.group.multicast_reason}",
         "use another way",
     )
-    return gather.launch(member, shards, config, extra=(np.uint64(address or 0),))
+    return gather.launch(member, shards, config, kernel, extra=(np.uint64(address or 0),))

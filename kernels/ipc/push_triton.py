@@ -188,9 +188,8 @@ def prepare(member: Member, shards: Shards, config: TritonPushConfig) -> Kernel:
     return kernel
 
 
-def launch(member: Member, shards: Shards, config: TritonPushConfig) -> LaunchInfo:
-    """Queue the member's part on its stream."""
-    kernel = prepare(member, shards, config)
+def launch(member: Member, shards: Shards, config: TritonPushConfig, kernel: Kernel) -> LaunchInfo:
+    """Queue the member's part on its stream; ``kernel`` is what :func:`prepare` gave."""
     group, rank = shards.dst.group, member.rank
     pointers = shards.dst.pointers(rank)
     first = [pointers[(rank + turn) % group.world_size] for turn in range(group.world_size)]

@@ -28,10 +28,9 @@ def test_every_rank_has_every_shard(num_ranks: int, schedule: str, node: str) ->
         dst = group.symmetric(sum(counts), "dst")
         src = [filled(group, rank, shard_bytes(rank, count)) for rank, count in enumerate(counts)]
         shards = make_shards(group, dst, src, counts)
-        for member in group.members:
-            push_triton.prepare(member, shards, config)
-        for member in group.members:
-            push_triton.launch(member, shards, config)
+        kernels = [push_triton.prepare(member, shards, config) for member in group.members]
+        for member, kernel in zip(group.members, kernels, strict=True):
+            push_triton.launch(member, shards, config, kernel)
         group.wait(60)
         want = np.concatenate([shard_bytes(rank, count) for rank, count in enumerate(counts)])
         for member in group.members:
