@@ -34,10 +34,7 @@ class GraphCalls(StreamCalls):
             )
         if stream.capture is not None:
             raise invalid(f"{stream.name} is capturing already; end that with cuStreamEndCapture")
-        try:
-            kind = CaptureMode(int(mode))
-        except ValueError:
-            raise invalid(f"mode must be a CUstreamCaptureMode, got {mode}") from None
+        kind = _mode_of(mode)
         graph = Graph(stream.context)
         handle, number = self.process.name(graph), self.node.new_handle()
         capture = Capture(number, stream, kind, threading.get_ident(), graph, handle)
@@ -111,10 +108,7 @@ class GraphCalls(StreamCalls):
 
     @entry(1)
     def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> Any:
-        try:
-            wanted = CaptureMode(int(mode))
-        except ValueError:
-            raise invalid(f"mode must be a CUstreamCaptureMode, got {mode}") from None
+        wanted = _mode_of(mode)
         before = getattr(self.process.threads, "capture_mode", CaptureMode.GLOBAL)
         self.process.threads.capture_mode = wanted
         return cuda.CUstreamCaptureMode(int(before))
@@ -144,20 +138,25 @@ class GraphCalls(StreamCalls):
         return found
 
     def _executable(self, handle: Any) -> Executable:
-        value = int(handle)
-        found = self.process.objects.get(value)
+        found = self.process.objects.get(int(handle))
         if not isinstance(found, Executable):
-            raise invalid(f"{value:#x} is no executable graph: it was destroyed or never made")
+            raise invalid(f"{int(handle):#x} is no executable graph: it was destroyed or never made")
+        return found
+
+    def _launchable(self, handle: Any) -> Executable:
+        found = self._executable(handle)
         for stream in found.streams:
             self._check_fault(stream.context)
             if stream.destroyed:
-                raise invalid(f"executable graph {value:#x} uses {stream.context}, whose context has ended")
+                raise invalid(
+                    f"executable graph {int(handle):#x} uses {stream.context}, whose context has ended"
+                )
         return found
 
     @entry(0)
     def cuGraphLaunch(self, hGraphExec: Any, hStream: Any) -> None:
         """Queue the nodes in streams of their own; ``hStream`` holds the launch's begin and end."""
-        found, stream = self._executable(hGraphExec), self._stream(hStream)
+        found, stream = self._launchable(hGraphExec), self._stream(hStream)
         self._no_child(stream, "the launch of a graph")
         begin = self._begin_launch(found, stream, "begin of a graph's launch")
         done: list[Operation] = []
@@ -170,7 +169,7 @@ class GraphCalls(StreamCalls):
     @entry(0)
     def cuGraphUpload(self, hGraphExec: Any, hStream: Any) -> None:
         """Takes its place in the stream; that the first launch is faster then is not modelled."""
-        found, stream = self._executable(hGraphExec), self._stream(hStream)
+        found, stream = self._launchable(hGraphExec), self._stream(hStream)
         self._no_child(stream, "the upload of a graph")
         found.last = self._begin_launch(found, stream, "upload of a graph")
 
@@ -186,11 +185,8 @@ class GraphCalls(StreamCalls):
     @entry(0)
     def cuGraphExecDestroy(self, hGraphExec: Any) -> None:
         """A launch that is under way ends as it would have."""
-        value = int(hGraphExec)
-        found = self.process.objects.get(value)
-        if not isinstance(found, Executable):
-            raise invalid(f"{value:#x} is no executable graph: it was destroyed or never made")
-        del self.process.objects[value]
+        found = self._executable(hGraphExec)
+        del self.process.objects[int(hGraphExec)]
         for stream in found.streams:
             if not stream.destroyed:
                 del self.process.objects[stream.handle]
@@ -201,3 +197,10 @@ class GraphCalls(StreamCalls):
         """Executable graphs made of it stay."""
         self._graph(hGraph)
         del self.process.objects[int(hGraph)]
+
+
+def _mode_of(mode: Any) -> CaptureMode:
+    try:
+        return CaptureMode(int(mode))
+    except ValueError:
+        raise invalid(f"mode must be a CUstreamCaptureMode, got {mode}") from None
