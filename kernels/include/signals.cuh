@@ -28,7 +28,7 @@
 #pragma once
 #include "ptx_peer.cuh"
 
-struct SignalRecord { u32 step, wanted, seen, unused; };  // step 0: nobody waited here
+struct SignalRecord { u32 step, wanted, seen, number; };  // step 0: nobody waited here
 
 struct SignalControl {  // in own device memory
   u32 abort;            // alone in its line: written by the host
@@ -66,17 +66,24 @@ PTX_INLINE Signals open_signals(SignalControl* control, u32 rank) {
 // What this thread has done and seen is seen by whoever acquires the word.
 PTX_INLINE void signal_peer(const Signals& signals) { st_release_sys(signals.theirs, signals.epoch); }
 
-// Waits until the peer has reached this epoch. False: the host has aborted.
-PTX_INLINE bool wait_peer(const Signals& signals, u32 step) {
+// Waits until a word of this slot has reached an epoch. False: the host has aborted; the record says that step
+// `number` waited for the peer.
+PTX_INLINE bool wait_word(SignalControl* control, u32 slot, u32 peer, const u32* word, u32 wanted, u32 step,
+                          u32 number) {
   while (true) {
-    const u32 abort = ld_relaxed_sys(&signals.control->abort);  // first: both loads are under way together
-    const u32 seen = ld_acquire_sys(signals.mine);
-    if ((i32)(seen - signals.epoch) >= 0) return true;
+    const u32 abort = ld_relaxed_sys(&control->abort);  // first: both loads are under way together
+    const u32 seen = ld_acquire_sys(word);
+    if ((i32)(seen - wanted) >= 0) return true;
     if (abort != 0) {
-      signals.control->records[blockIdx.x][threadIdx.x] = {step, signals.epoch, seen, 0};
+      control->records[slot][peer] = {step, wanted, seen, number};
       return false;
     }
   }
+}
+
+// Waits until the peer has reached this epoch. False: the host has aborted.
+PTX_INLINE bool wait_peer(const Signals& signals, u32 step) {
+  return wait_word(signals.control, blockIdx.x, threadIdx.x, signals.mine, signals.epoch, step, 0);
 }
 
 // The barrier of this slot over all ranks; the whole CTA calls it. What any rank's CTA of this slot did

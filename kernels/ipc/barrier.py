@@ -29,5 +29,5 @@ def stream_barrier(group: Group) -> None:
     group.check()
     group.check_direct()
     group.launch(
-        "barrier", source(group.layout), 1, THREADS, lambda rank: (group.control(rank), np.uint32(rank))
+        "barrier", source(group.layout), 1, THREADS, lambda rank: (group.lane.control(rank), np.uint32(rank))
     )

@@ -49,7 +49,7 @@ def gather(group: Group, shards: Shards, config: CopyEngineConfig, what: str) ->
             for peer in peers_of(group, member):
                 member.stream_to(peer)  # while nothing waits yet: making a stream may wait for the device
     with group.queueing(what):
-        entry, leave = group.next_host_epoch(), group.next_host_epoch()
+        entry, leave = group.lane.next_host_epoch(), group.lane.next_host_epoch()
         for member in group.members:
             _signal(group, member, member.stream, peers_of(group, member), entry)
         used = {_push(group, shards, member, config, entry, leave) for member in group.members}
@@ -111,14 +111,14 @@ def _push(
 def _signal(group: Group, member: Member, stream: Stream, peers: list[int], epoch: int) -> None:
     """Write the member's words at ``peers``, after all earlier work of ``stream``."""
     word = group.layout.word(group.layout.host_slot, member.rank)
-    pads = group.pads(member.rank)
+    pads = group.lane.pads(member.rank)
     for peer in peers:
         stream.write_value(pads[peer].ptr + word, epoch)
 
 
 def _await(group: Group, member: Member, stream: Stream, peers: list[int], epoch: int) -> None:
     """Let ``stream`` wait for the words of ``peers`` here, and for what they wrote before them."""
-    pad, layout = group.pad(member.rank), group.layout
+    pad, layout = group.lane.pad(member.rank), group.layout
     for peer in peers:
         word = layout.word(layout.host_slot, peer)
         stream.wait_value(pad.ptr + word, epoch, flush=member.flushes)

@@ -107,7 +107,7 @@ def exchange(
     def args(rank: int) -> tuple[object, ...]:
         table = np.array(dst.pointers(rank), np.uint64)
         numbers = (np.uint32(n) for n in (rank, ranks if slow is None else slow, calls[rank]))
-        return (out[rank], table, src[rank], group.control(rank), *numbers)
+        return (out[rank], table, src[rank], group.lane.control(rank), *numbers)
 
     what = f"exchange with fault {config.fault.name}"
     group.launch(what, config.source(group.layout), config.ctas, config.threads, args)

@@ -107,7 +107,7 @@ def ping_pong(
     def args(rank: int) -> tuple[object, ...]:
         target = landing.pointers(rank)[other.get(rank, rank)]
         numbers = (np.uint32(n) for n in (rank, first, second, num_rounds))
-        return (results[rank], np.uint64(target), group.control(rank), *numbers)
+        return (results[rank], np.uint64(target), group.lane.control(rank), *numbers)
 
     what = f"flag latency of ranks {first} and {second}"
     group.launch(what, config.source(group.layout), 1, config.threads, args)

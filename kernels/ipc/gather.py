@@ -123,6 +123,6 @@ def launch(
     in front of the rank."""
     group: Group = shards.dst.group
     table = np.array([*shards.dst.pointers(member.rank), *shards.offsets], np.uint64)
-    args = (table, shards.src(member.rank), group.control(member.rank), *extra, np.uint32(member.rank))
+    args = (table, shards.src(member.rank), group.lane.control(member.rank), *extra, np.uint32(member.rank))
     kernel.launch(config.ctas, config.threads, args, stream=member.stream, shared_bytes=config.shared_bytes)
     return LaunchInfo(kernel, config.ctas, config.threads, config.shared_bytes)

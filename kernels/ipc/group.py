@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kernels.common import check_whole
 from kernels.ipc.errors import GroupError
 from kernels.ipc.exchange import Exchange, InProcess, Joined, agree
+from kernels.ipc.lane import Lane
 from kernels.ipc.member import Member
 from kernels.ipc.pool import Pool, rounded
 from kernels.ipc.reach import enable_access, group_path
@@ -32,7 +31,7 @@ from kernels.ipc.signals import SignalLayout
 from kernels.ipc.slabs import Backing, Slabs, make_first
 from kernels.ipc.symmetric import Symmetric
 from kernels.ipc.wait import give_up, wait
-from smfree.cuda import Capabilities, CudaSource, Device, DeviceArray
+from smfree.cuda import Capabilities, CudaSource, Device, Stream
 from smfree.cuda.calls import put_off_clean_up
 from smfree.ranks.rendezvous import Rendezvous
 
@@ -70,7 +69,7 @@ class Group:
         self.uuids = _introduce(devices, exchange, check_whole("pool_bytes", pool_bytes), slots)
         _check_gpus(self.uuids, several_per_gpu)
         seats = zip(exchange.ranks, devices, strict=True)
-        self.members = tuple(Member(rank, device, self.layout) for rank, device in seats)
+        self.members = tuple(Member(rank, device) for rank, device in seats)
         self._by_rank = {member.rank: member for member in self.members}
         access = enable_access(devices) if len(devices) == self.world_size else None
         self._backing = backing
@@ -82,12 +81,14 @@ class Group:
         self.pool = Pool(rounded(self.layout.pad_bytes) + rounded(pool_bytes), make)
         self.direct_reason: str | None = access or self.pool.direct_reason
         """Why GPUs cannot use the peers' memory (then ``staged`` is the way that is left); None: they can."""
-        self._signals = Symmetric(
+        signals = Symmetric(
             self, self.pool.allocate(self.layout.pad_bytes, "signals"), 0, self.layout.pad_bytes
         )
-        self._control = {member.rank: self._new_control(member) for member in self.members}
-        self.host_epoch = 0
-        """Barriers done with stream memory operations, modulo 2^32: the same on every rank."""
+        self.lane = self._new_lane(
+            self.layout, signals, {member.rank: member.stream for member in self.members}
+        )
+        """The lane of the members' streams; AllGathers use it."""
+        self.lanes = [self.lane]
         self.staging: Staging | None = None
         """The host buffer of way ``staged``, made at its first use."""
         self.path = group_path(self.members, self.uuids, self.direct_reason)
@@ -178,24 +179,11 @@ class Group:
             )
         return found
 
-    def control(self, rank: int) -> DeviceArray:
-        """The control block of a local rank: what a kernel gets of the signals (:class:`SignalLayout`)."""
-        self.member(rank)
-        return self._control[rank]
-
-    def pad(self, rank: int) -> DeviceArray:
-        """The signal pad of a local rank."""
-        return self._signals.array(rank)
-
-    def pads(self, rank: int) -> tuple[DeviceArray, ...]:
-        """The pads of all ranks, as a local rank sees them; only its own where the peers are out of reach."""
-        owners = range(self.world_size) if self.direct_reason is None else [rank]
-        return tuple(self._signals.peer(rank, owner) for owner in owners)
-
-    def next_host_epoch(self) -> int:
-        """Count one more barrier of the host's slot; every rank counts alike."""
-        self.host_epoch = (self.host_epoch + 1) % 2**32
-        return self.host_epoch
+    @property
+    def streams(self) -> list[Stream]:
+        """Everything that carries collectives of the local ranks."""
+        own = [stream for member in self.members for stream in member.streams]
+        return own + [stream for lane in self.lanes[1:] for stream in lane.streams]
 
     def check(self) -> None:
         """Raise GroupError when the group was closed or has failed."""
@@ -227,15 +215,23 @@ class Group:
             raise
 
     def launch(
-        self, what: str, source: CudaSource, ctas: int, threads: int, args: Callable[[int], Sequence[object]]
+        self,
+        what: str,
+        source: CudaSource,
+        ctas: int,
+        threads: int,
+        args: Callable[[int], Sequence[object]],
+        *,
+        lane: Lane | None = None,
     ) -> None:
-        """Queue the kernel of ``source`` on every member's stream, with ``args(rank)``. It is loaded on all
-        devices first: one that waits for its peers would keep a device from loading theirs."""
+        """Queue the kernel of ``source`` on every member's stream of the lane, with ``args(rank)``. It is
+        loaded on all devices first: one that waits for its peers would keep a device from loading theirs."""
         __tracebackhide__ = True  # reports name who called this
+        lane = lane or self.lane
         kernels = [member.device.compile(source).kernel() for member in self.members]
         with self.queueing(what):
             for member, kernel in zip(self.members, kernels, strict=True):
-                kernel.launch(ctas, threads, args(member.rank), stream=member.stream)
+                kernel.launch(ctas, threads, args(member.rank), stream=lane.stream(member.rank))
 
     def _fail(self, error: BaseException) -> None:
         """Tell the peers and end the members' work because of ``error``, which is what the caller raises."""
@@ -267,6 +263,34 @@ class Group:
             raise failure
         assert block is not None
         return Symmetric(self, block, 0, block.nbytes)
+
+    def open_lane(self, slots: int, label: str) -> Lane:
+        """One more lane, of ``slots`` slots, with a new stream on every local rank. Collective; slow: open
+        it before anything that is timed. Raises PoolError."""
+        layout = SignalLayout(self.world_size, slots)
+        signals = self.symmetric(layout.pad_bytes, f"signals of {label}")
+        streams = {member.rank: member.device.stream(non_blocking=True) for member in self.members}
+        lane = self._new_lane(layout, signals, streams)
+        self.lanes.append(lane)
+        self.barrier(f"opening of {label}")  # nobody signals before all words are 0
+        return lane
+
+    def close_lane(self, lane: Lane) -> None:
+        """Wait for the group's work, on all ranks, and give back what :meth:`open_lane` made. Collective."""
+        self.wait()
+        self.barrier("closing of a lane")  # nobody signals any more
+        self.lanes.remove(lane)
+        lane.free()
+        lane.signals.free()
+        for stream in lane.streams:
+            stream.destroy()
+
+    def _new_lane(self, layout: SignalLayout, signals: Symmetric, streams: Mapping[int, Stream]) -> Lane:
+        everybody = range(self.world_size)
+        reachable = {
+            member.rank: everybody if self.direct_reason is None else [member.rank] for member in self.members
+        }
+        return Lane(self.members, layout, signals, streams, reachable)
 
     def barrier(self, what: str = "barrier") -> None:
         """Return when all ranks' hosts have come here. Queued work is not waited for."""
@@ -306,24 +330,15 @@ class Group:
         if self.staging is not None:
             self.staging.close()
         self.pool.close()
-        for block in self._control.values():
-            block.free()
+        for lane in self.lanes:
+            lane.free()
+        for lane in self.lanes[1:]:
+            for stream in lane.streams:
+                stream.destroy()
         for member in self.members:
             member.close()
         if failure is not None and error is None:
             raise failure
-
-    def _new_control(self, member: Member) -> DeviceArray:
-        """Signals that nobody has given yet."""
-        layout, stream = self.layout, member.stream
-        self._signals.array(member.rank).fill(0, stream=stream)
-        block = member.device.empty(layout.control_bytes).fill(0, stream=stream)
-        pads = [pad.ptr for pad in self.pads(member.rank)]
-        known = np.array(pads + [0] * (self.world_size - len(pads)), np.uint64)
-        target = block.bytes_view(layout.pads_offset, known.nbytes).view(np.uint64)
-        target.copy_from(known, stream=stream)
-        stream.synchronize()
-        return block
 
 
 def _introduce(devices: Sequence[Device], exchange: Exchange, pool_bytes: int, slots: int) -> list[str]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
-
-from kernels.ipc.signals import SignalLayout
-from smfree.cuda import Device, HostBuffer, Stream
+from smfree.cuda import Device, Stream
 from smfree.cuda.vmm import attribute
 
 
@@ -28,15 +25,12 @@ class Member:
     (CUDA_DEVICE_MAX_CONNECTIONS, 8 unless set) can wait for each other.
     """
 
-    def __init__(self, rank: int, device: Device, layout: SignalLayout) -> None:
+    def __init__(self, rank: int, device: Device) -> None:
         self.rank = rank
         self.device = device
         self.control_stream: Stream = device.stream(non_blocking=True)
         self.stream: Stream = device.stream(non_blocking=True)
         self._to_peers: dict[int, Stream] = {}
-        self.last_words: HostBuffer = device.pinned(1 + layout.world_size, np.uint32)
-        """What is written to the abort word and the host's signal words when the rank gives up: page-locked
-        beforehand, because a stuck device may not lock memory."""
         self.flushes = bool(attribute(device, "CAN_FLUSH_REMOTE_WRITES"))
         """Whether waits in a stream can make sure that the remote writes before the awaited one are visible.
         Where they cannot, the order of the writer's stream is all there is (CUstreamWaitValue_flags)."""

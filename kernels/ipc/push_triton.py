@@ -198,7 +198,7 @@ def launch(member: Member, shards: Shards, config: TritonPushConfig, kernel: Ker
     args = (
         *(np.uint64(target) for target in targets),
         shards.src(rank).view(np.int32),
-        group.control(rank).view(np.uint32),
+        group.lane.control(rank).view(np.uint32),
         words[0],
         words[1] - words[0],
         np.int32(rank),

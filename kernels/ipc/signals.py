@@ -25,18 +25,38 @@ LINE_BYTES = 128
 MAX_WORLD = 32
 """More ranks than one NVLink domain of today's 8-GPU nodes; a warp has a lane per peer."""
 
-RECORD = np.dtype([(name, "<u4") for name in ("step", "wanted", "seen", "unused")])
-"""What a wait leaves when it is aborted, per (slot, peer). ``step`` is 0 where nothing waited."""
+RECORD = np.dtype([(name, "<u4") for name in ("step", "wanted", "seen", "number")])
+"""What a wait leaves when it is aborted, per (slot, peer). ``step`` is 0 where nothing waited; ``number`` tells
+steps of one kind apart."""
 
 
 class Step(IntEnum):
-    """Which barrier of a collective a record is about."""
+    """What a record is about: a barrier of a collective, or a counted step of a reduction."""
 
     ENTRY = 1
     EXIT = 2
+    REDUCE_SCATTER = 3
+    ALL_GATHER = 4
+    ROOM = 5
+    """In the scratch memory of the peer, for what the step sends."""
+    TREE_REDUCE = 6
+    TREE_BROADCAST = 7
 
-    def __str__(self) -> str:
-        return f"{self.name.lower()} barrier"
+
+_TEXTS = {
+    Step.ENTRY: "entry barrier",
+    Step.EXIT: "exit barrier",
+    Step.REDUCE_SCATTER: "reduce-scatter step {}",
+    Step.ALL_GATHER: "all-gather step {}",
+    Step.ROOM: "room for step {}",
+    Step.TREE_REDUCE: "reduction up tree {}",
+    Step.TREE_BROADCAST: "broadcast down tree {}",
+}
+
+
+def step_text(step: int, number: int = 0) -> str:
+    """What a record is about, in words."""
+    return _TEXTS[Step(step)].format(number) if step in list(Step) else f"barrier {step}"
 
 
 @dataclass(frozen=True)
@@ -108,8 +128,7 @@ class SignalLayout:
             "SIGNAL_PADS_OFFSET": self.pads_offset,
             "SIGNAL_EPOCHS_OFFSET": self.epochs_offset,
             "SIGNAL_RECORDS_OFFSET": self.records_offset,
-            "SIGNAL_STEP_ENTRY": int(Step.ENTRY),
-            "SIGNAL_STEP_EXIT": int(Step.EXIT),
+            **{f"SIGNAL_STEP_{step.name}": int(step) for step in Step},
         }
 
 

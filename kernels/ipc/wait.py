@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kernels.ipc.errors import GroupError
-from kernels.ipc.signals import RECORD, Step, behind
+from kernels.ipc.signals import RECORD, Step, behind, step_text
 from smfree.cuda import CudaHostError, DeviceArray, Stream
 from smfree.ranks.errors import PeerLost, RankError
 
 if TYPE_CHECKING:
     from kernels.ipc.group import Group
+    from kernels.ipc.lane import Lane
     from kernels.ipc.member import Member
 
 GRACE_S = 5.0
@@ -68,7 +69,7 @@ def wait(group: Group, timeout_s: float | None) -> None:
     """See :meth:`kernels.ipc.group.Group.wait`."""
     if timeout_s is not None and not timeout_s >= 0:
         raise GroupError(f"timeout_s is 0 or more seconds (got {timeout_s!r}); None waits for ever")
-    streams = [stream for member in group.members for stream in member.streams]
+    streams = group.streams
     what = ", ".join(group.calls) or "queued work"
     try:
         if timeout_s is None and group.in_process:
@@ -93,7 +94,7 @@ def give_up(group: Group, reason: str) -> _GivenUp:
     able = given_up.each(group.members, lambda member: given_up.streams.extend(_stream_waits(group, member)))
     group.exchange.fail(reason)
     able = given_up.each(able, lambda member: _release(group, member))
-    able = given_up.each(able, given_up.drain)
+    able = given_up.each(able, lambda member: given_up.drain(group, member))
     given_up.each(able, lambda member: given_up.kernels.extend(_kernel_waits(group, member)))
     return given_up
 
@@ -118,9 +119,10 @@ class _GivenUp:
                 self.rest.append(f"rank {member.rank}'s device has failed: {str(error).splitlines()[0]}")
         return able
 
-    def drain(self, member: Member) -> None:
+    def drain(self, group: Group, member: Member) -> None:
         """Wait until the member's streams are empty."""
-        if not _drained([member.control_stream, *member.streams], GRACE_S):
+        lanes = [lane.stream(member.rank) for lane in group.lanes]
+        if not _drained([member.control_stream, *member.streams, *lanes], GRACE_S):
             self.rest.append(f"rank {member.rank} did not end {GRACE_S:g} s after it was told to")
 
     @property
@@ -184,32 +186,34 @@ def _drained(
 
 
 def _release(group: Group, member: Member) -> None:
-    """Set the abort word, and the host's signal words to what the streams wait for."""
-    layout, stream, words = group.layout, member.control_stream, member.last_words
-    words.array[0] = 1
-    words.array[1:] = group.host_epoch
-    abort = group.control(member.rank).bytes_view(layout.abort_offset, 4)
-    member.device.copy(abort, words.array[:1].view(np.uint8), stream=stream)
-    host_words = _host_words(group, member)
-    member.device.copy(host_words, words.array[1:].view(np.uint8), stream=stream)
+    """Set the abort words, and the host's signal words to what the streams wait for."""
+    stream = member.control_stream
+    for lane in group.lanes:
+        words = lane.last_words[member.rank].array
+        words[0] = 1
+        words[1:] = lane.host_epoch
+        abort = lane.control(member.rank).bytes_view(lane.layout.abort_offset, 4)
+        member.device.copy(abort, words[:1].view(np.uint8), stream=stream)
+        member.device.copy(_host_words(lane, member), words[1:].view(np.uint8), stream=stream)
     if group.staging is not None:
         group.staging.words[member.rank] = group.staging.last_wanted
 
 
-def _host_words(group: Group, member: Member) -> DeviceArray:
+def _host_words(lane: Lane, member: Member) -> DeviceArray:
     """The words of the host's slot in the member's pad."""
-    layout = group.layout
-    return group.pad(member.rank).bytes_view(layout.word(layout.host_slot, 0), 4 * layout.world_size)
+    layout = lane.layout
+    return lane.pad(member.rank).bytes_view(layout.word(layout.host_slot, 0), 4 * layout.world_size)
 
 
 def _stream_waits(group: Group, member: Member) -> Iterable[PeerWait]:
-    """What the host's slot lacks. Its barriers come in pairs: odd epochs are entries, even ones exits."""
-    wanted = group.host_epoch
-    seen = _host_words(group, member).numpy(stream=member.control_stream).view(np.uint32)
-    for peer, value in enumerate(map(int, seen)):
-        if peer != member.rank and behind(wanted, value):
-            step = Step.ENTRY if behind(wanted - 1, value) else Step.EXIT
-            yield PeerWait(member.rank, peer, f"copies' {step}", (), wanted, value)
+    """What the host's slots lack. Their barriers come in pairs: odd epochs are entries, even ones exits."""
+    for lane in group.lanes:
+        wanted = lane.host_epoch
+        seen = _host_words(lane, member).numpy(stream=member.control_stream).view(np.uint32)
+        for peer, value in enumerate(map(int, seen)):
+            if peer != member.rank and behind(wanted, value):
+                step = Step.ENTRY if behind(wanted - 1, value) else Step.EXIT
+                yield PeerWait(member.rank, peer, f"copies' {step_text(step)}", (), wanted, value)
     if group.staging is not None:
         wanted = group.staging.last_wanted
         for peer, value in enumerate(map(int, group.staging.words[member.rank])):
@@ -218,16 +222,18 @@ def _stream_waits(group: Group, member: Member) -> Iterable[PeerWait]:
 
 
 def _kernel_waits(group: Group, member: Member) -> Iterable[PeerWait]:
-    """What the aborted kernels noted, one entry per peer and step."""
-    layout = group.layout
-    block = group.control(member.rank).bytes_view(layout.records_offset)
-    records = block.numpy(stream=member.control_stream).view(RECORD).reshape(layout.slots, layout.world_size)
-    for peer in range(layout.world_size):
-        column = records[:, peer]
-        for step in sorted({int(value) for value in column["step"]} - {0}):
-            slots = np.flatnonzero(column["step"] == step)
-            first = column[slots[0]]
-            name = str(Step(step)) if step in list(Step) else f"barrier {step}"
-            yield PeerWait(
-                member.rank, peer, name, tuple(map(int, slots)), int(first["wanted"]), int(first["seen"])
-            )
+    """What the aborted kernels noted, one entry per lane, peer and step."""
+    for lane in group.lanes:
+        layout = lane.layout
+        block = lane.control(member.rank).bytes_view(layout.records_offset)
+        records = block.numpy(stream=member.control_stream).view(RECORD)
+        records = records.reshape(layout.slots, layout.world_size)
+        for peer in range(layout.world_size):
+            column = records[:, peer]
+            for step, number in sorted({(int(r["step"]), int(r["number"])) for r in column if r["step"]}):
+                slots = np.flatnonzero((column["step"] == step) & (column["number"] == number))
+                first = column[slots[0]]
+                yield PeerWait(
+                    member.rank, peer, step_text(step, number), tuple(map(int, slots)),
+                    int(first["wanted"]), int(first["seen"]),
+                )  # fmt: skip

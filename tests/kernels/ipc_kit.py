@@ -63,7 +63,9 @@ def set_epochs(group: Group, epoch: int) -> None:
     layout = group.layout
     for member in group.members:
         pad = np.full(layout.pad_bytes // 4, epoch % 2**32, np.uint32)
-        group.pad(member.rank).bytes_view(0, pad.nbytes).view(np.uint32).copy_from(pad, stream=member.stream)
+        group.lane.pad(member.rank).bytes_view(0, pad.nbytes).view(np.uint32).copy_from(
+            pad, stream=member.stream
+        )
         here = control_words(group, member.rank, layout.epochs_offset, SLOTS)
         here.copy_from(np.full(SLOTS, epoch % 2**32, np.uint32), stream=member.stream)
         member.stream.synchronize()
@@ -71,7 +73,7 @@ def set_epochs(group: Group, epoch: int) -> None:
 
 def control_words(group: Group, rank: int, offset: int, count: int) -> DeviceArray:
     """``count`` words of a rank's control block."""
-    return group.control(rank).bytes_view(offset, 4 * count).view(np.uint32)
+    return group.lane.control(rank).bytes_view(offset, 4 * count).view(np.uint32)
 
 
 def epochs(group: Group, rank: int) -> list[int]:

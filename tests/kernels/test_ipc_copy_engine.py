@@ -222,17 +222,19 @@ def test_the_count_of_barriers_wraps(mode: Any, node: str) -> None:
     way, config = mode
     with local_group(2, node=node) as group:
         if way == "ce":
-            group.host_epoch = 2**32 - 4
+            group.lane.host_epoch = 2**32 - 4
             for rank in (0, 1):
                 word = group.layout.word(group.layout.host_slot, 1 - rank)
-                group.pad(rank).bytes_view(word, 4).copy_from(np.full(1, 2**32 - 4, np.uint32).view(np.uint8))
+                group.lane.pad(rank).bytes_view(word, 4).copy_from(
+                    np.full(1, 2**32 - 4, np.uint32).view(np.uint8)
+                )
         else:
             staging = reserve(group, 64)
             staging.epoch = 2**32 - 4
             staging.words[...] = 2**32 - 4
         for call in range(5):
             check_gather(group, (way, config), (40, 24), in_place=False, seed=call)
-        assert (group.host_epoch if way == "ce" else staging.epoch) == 6
+        assert (group.lane.host_epoch if way == "ce" else staging.epoch) == 6
 
 
 def test_shards_may_be_symmetric_and_of_any_dtype(node: str) -> None:
@@ -418,4 +420,4 @@ def test_operands_are_checked_before_anything_is_queued(pair: Any) -> None:
             call = {"dst": dst, "src": good, "way": "ce", **changed}
             with pytest.raises(kind, match=words):
                 allgather(group, call.pop("dst"), call.pop("src"), **call)
-        assert not group.calls and group.host_epoch == 0
+        assert not group.calls and group.lane.host_epoch == 0

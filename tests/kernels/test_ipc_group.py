@@ -302,7 +302,7 @@ def alone_at_the_barrier(group: Group) -> None:
     """Rank 0's kernel, and nobody else's."""
     member = group.member(0)
     kernel = member.device.compile(barrier.source(group.layout)).kernel()
-    kernel.launch(1, barrier.THREADS, (group.control(0), np.uint32(0)), stream=member.stream)
+    kernel.launch(1, barrier.THREADS, (group.lane.control(0), np.uint32(0)), stream=member.stream)
     group.calls.append("barrier")
 
 
@@ -369,7 +369,7 @@ def test_the_twins_whose_kernels_all_come_end_cleanly(schedule: str, node: str) 
         group.wait(timeout_s=30)
         assert group.failed is None and not group.calls
         for rank in range(3):
-            epochs = group.control(rank).bytes_view(group.layout.epochs_offset, 4).view(np.uint32)
+            epochs = group.lane.control(rank).bytes_view(group.layout.epochs_offset, 4).view(np.uint32)
             assert epochs.numpy()[0] == 3
 
 

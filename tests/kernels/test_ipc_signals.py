@@ -20,14 +20,14 @@ def barrier_of(group: Group, *ranks: int) -> None:
     for rank in ranks:
         member = group.member(rank)
         kernel = member.device.compile(barrier.source(group.layout)).kernel()
-        args = (group.control(rank), np.uint32(rank))
+        args = (group.lane.control(rank), np.uint32(rank))
         kernel.launch(1, barrier.THREADS, args, stream=member.stream)
 
 
 def signal_as(group: Group, writer: int, reader: int, epoch: int) -> None:
     """Write the word of slot 0 that rank ``writer`` signals to ``reader``."""
     at = group.layout.word(0, writer)
-    word = group.pad(reader).bytes_view(at, 4).view(np.uint32)
+    word = group.lane.pad(reader).bytes_view(at, 4).view(np.uint32)
     stream = group.member(reader).stream
     word.copy_from(np.array([epoch % WRAP], np.uint32), stream=stream)
 
@@ -49,7 +49,7 @@ def test_a_rank_whose_peers_have_signalled_writes_their_words_and_goes_on(epoch:
         group.member(1).stream.synchronize()
         layout = group.layout
         for reader in range(3):
-            word = words(group.pad(reader))[layout.word(0, 1) // 4]
+            word = words(group.lane.pad(reader))[layout.word(0, 1) // 4]
             assert word == (epoch if reader == 1 else epoch + 1) % WRAP
         assert epochs(group, 1) == [(epoch + 1) % WRAP] + 7 * [epoch % WRAP]
         assert epochs(group, 0) == 8 * [epoch % WRAP]
