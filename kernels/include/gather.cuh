@@ -7,8 +7,7 @@
 // barrier all traffic is between places that are alike modulo 16, in 16-byte vectors.
 #pragma once
 #include "signals.cuh"
-
-constexpr u32 LINE_BYTES = 128;
+#include "slice.cuh"
 
 struct Gather {          // by value in the parameters: nothing to upload, nothing to load
   u8* dst[WORLD_SIZE];   // of every rank as this GPU sees it, congruent modulo 16
@@ -21,9 +20,8 @@ PTX_INLINE u8* peer_dst(const Gather& gather, u32 rank, u32 turn) {
   return gather.dst[(rank + turn) % WORLD_SIZE];
 }
 
-struct Slice { u64 begin, end; };  // offsets in dst
-
-// This CTA's part of a shard: the same on every rank, so that the barrier of a slot is enough. Cut at lines.
+// This CTA's part of a shard, in offsets in dst: the same on every rank, so that the barrier of a slot is
+// enough. Cut at lines.
 PTX_INLINE Slice slice_of(const Gather& gather, u32 shard) {
   const u64 begin = gather.offset[shard], end = gather.offset[shard + 1];
   const u64 first_line = begin / LINE_BYTES;
@@ -32,15 +30,6 @@ PTX_INLINE Slice slice_of(const Gather& gather, u32 shard) {
   const u64 from = (first_line + (u64)blockIdx.x * lines) * LINE_BYTES, to = from + (u64)lines * LINE_BYTES;
   const Slice slice = {from < begin ? begin : from, to < end ? to : end};
   return slice.begin < slice.end ? slice : Slice{end, end};
-}
-
-// The whole vectors of a slice that are aligned at base; what lies in front of them and behind goes by bytes.
-template <u32 VECTOR_BYTES>
-PTX_INLINE Slice body_of(const u8* base, Slice slice) {
-  const u64 head = (VECTOR_BYTES - (u64)(base + slice.begin)) % VECTOR_BYTES;
-  const u64 left = slice.end - slice.begin;
-  const u64 begin = slice.begin + (head < left ? head : left);
-  return {begin, begin + (slice.end - begin) / VECTOR_BYTES * VECTOR_BYTES};
 }
 
 // Fewer than a vector's bytes on each side: one warp moves them, a lane per byte. store(at, value) for each.

@@ -182,8 +182,9 @@ class Group:
     @property
     def streams(self) -> list[Stream]:
         """Everything that carries collectives of the local ranks."""
-        own = [stream for member in self.members for stream in member.streams]
-        return own + [stream for lane in self.lanes[1:] for stream in lane.streams]
+        of_members = [stream for member in self.members for stream in member.streams]
+        of_lanes = [stream for lane in self.lanes for stream in lane.streams]
+        return list(dict.fromkeys([*of_members, *of_lanes]))
 
     def check(self) -> None:
         """Raise GroupError when the group was closed or has failed."""
@@ -264,12 +265,15 @@ class Group:
         assert block is not None
         return Symmetric(self, block, 0, block.nbytes)
 
-    def open_lane(self, slots: int, label: str) -> Lane:
-        """One more lane, of ``slots`` slots, with a new stream on every local rank. Collective; slow: open
-        it before anything that is timed. Raises PoolError."""
+    def open_lane(self, slots: int, label: str, *, own_streams: bool) -> Lane:
+        """One more lane, of ``slots`` slots: on the members' streams, behind and before all else there, or
+        on new streams of its own. Collective; slow: open it before anything that is timed. Raises PoolError."""
         layout = SignalLayout(self.world_size, slots)
         signals = self.symmetric(layout.pad_bytes, f"signals of {label}")
-        streams = {member.rank: member.device.stream(non_blocking=True) for member in self.members}
+        streams = {
+            member.rank: member.device.stream(non_blocking=True) if own_streams else member.stream
+            for member in self.members
+        }
         lane = self._new_lane(layout, signals, streams)
         self.lanes.append(lane)
         self.barrier(f"opening of {label}")  # nobody signals before all words are 0
@@ -280,10 +284,14 @@ class Group:
         self.wait()
         self.barrier("closing of a lane")  # nobody signals any more
         self.lanes.remove(lane)
-        lane.free()
         lane.signals.free()
-        for stream in lane.streams:
-            stream.destroy()
+        self._free_lane(lane)
+
+    def _free_lane(self, lane: Lane) -> None:
+        lane.free()
+        for member in self.members:
+            if lane.stream(member.rank) is not member.stream:
+                lane.stream(member.rank).destroy()
 
     def _new_lane(self, layout: SignalLayout, signals: Symmetric, streams: Mapping[int, Stream]) -> Lane:
         everybody = range(self.world_size)
@@ -331,10 +339,7 @@ class Group:
             self.staging.close()
         self.pool.close()
         for lane in self.lanes:
-            lane.free()
-        for lane in self.lanes[1:]:
-            for stream in lane.streams:
-                stream.destroy()
+            self._free_lane(lane)
         for member in self.members:
             member.close()
         if failure is not None and error is None:

@@ -47,7 +47,7 @@ def make_shards(group: Group, dst: Symmetric, src: Sources, counts: Sequence[int
     if not isinstance(dst, Symmetric) or dst.group is not group:
         whose = "another group's" if isinstance(dst, Symmetric) else type(dst).__name__
         raise OperandError(f"dst must be symmetric memory of the group (got {whose}); use group.symmetric")
-    given = _sources(group, src)
+    given = given_sources(group, src)
     sizes = _counts(group, dst, given, counts)
     shards = Shards(dst, sizes, {})
     sources = {}
@@ -61,15 +61,15 @@ def make_shards(group: Group, dst: Symmetric, src: Sources, counts: Sequence[int
     return Shards(dst, sizes, sources)
 
 
-def _sources(group: Group, src: Sources) -> dict[int, DeviceArray] | None:
-    """The arrays of the local ranks; None when all are in place."""
+def given_sources(group: Group, src: Sources, name: str = "src") -> dict[int, DeviceArray] | None:
+    """The arrays of the local ranks; None when all are in place. Raises OperandError."""
     if src is None:
         return None
     one = isinstance(src, DeviceArray | Symmetric)
     listed = [src] * len(group.members) if isinstance(src, Symmetric) else [src] if one else list(src)  # type: ignore[arg-type]
     if len(listed) != len(group.members):
         raise OperandError(
-            f"src has one array per rank of this process, {len(group.members)} (got {len(listed)}); give "
+            f"{name} has one array per rank of this process, {len(group.members)} (got {len(listed)}); give "
             "them in the order of group.members"
         )
     found = {}
@@ -78,7 +78,7 @@ def _sources(group: Group, src: Sources) -> dict[int, DeviceArray] | None:
         if not isinstance(array, DeviceArray) or array.device is not member.device:
             where = array.device.spec if isinstance(array, DeviceArray) else type(array).__name__
             raise OperandError(
-                f"rank {member.rank}'s src must be an array of its device {member.device.spec} "
+                f"rank {member.rank}'s {name} must be an array of its device {member.device.spec} "
                 f"(got {where}); make it with group.member({member.rank}).device.asarray"
             )
         found[member.rank] = array

@@ -1,0 +1,81 @@
+// The ring of ranks: who sends what in which step, and the words that say so.
+//
+// Rank r sends to its next, r + 1, and gets from its previous, r - 1. In step s it sends chunk r - 1 - s
+// (modulo WORLD_SIZE): its own part of it in step 0, what has come plus its own part in steps 1 to
+// WORLD_SIZE - 2, into the scratch memory of the next. After step WORLD_SIZE - 1 chunk r is complete on rank
+// r, which is where a reduce-scatter ends. The all-gather goes on: steps WORLD_SIZE - 1 to 2 WORLD_SIZE - 3
+// send complete chunks, into the dst of the next. So a rank sends 2 (WORLD_SIZE - 1) times.
+//
+// A channel is a CTA, and goes its own way around the ring with the pieces that are its own. It has two words
+// on each side, both only grow, and nothing is reset (signals.cuh):
+//   data   written by the previous: so many pieces have come. Waited for before every use of what came.
+//   room   written by the next: so many pieces in its scratch memory have been used. There are NUM_SLOTS
+//          slots, so a step waits for the use of what the same slot had before.
+// When a call ends on a rank, no rank reads scratch memory any more: every complete chunk is the last of the
+// reads that made it. So a call finds all slots free. And a rank that gets a complete piece knows by it that
+// the one it sends it on to has begun and read its own part: its dst may be overwritten. The ring needs no
+// barrier besides.
+#pragma once
+#include "reduce.cuh"
+
+constexpr u32 SCATTER_STEPS = WORLD_SIZE - 1;    // sends until chunk r is complete on rank r
+constexpr u32 ALL_STEPS = 2 * (WORLD_SIZE - 1);  // ... until every chunk is, on every rank
+
+PTX_INLINE u32 chunk_in(u32 rank, u32 step) { return (rank + 2 * WORLD_SIZE - 1 - step) % WORLD_SIZE; }
+
+// A channel's words, as one thread holds them: thread 0 those of the data, thread 1 those of the room.
+struct Ring {
+  SignalControl* control;
+  u32 slot;         // of the word that this thread waits for
+  u32 peer;         // who writes it
+  const u32* mine;  // that word, in my pad
+  u32* theirs;      // the word that this thread writes, in a peer's pad
+  u32 epoch;        // of both when the call began: every channel counts alike on all ranks
+  u32 done;         // signals of the call that this thread has given: its own word is epoch + done there
+};
+
+PTX_INLINE bool speaks() { return threadIdx.x < 2; }
+
+PTX_INLINE Ring open_ring(SignalControl* control, u32 rank) {
+  const u32 next = (rank + 1) % WORLD_SIZE, previous = (rank + WORLD_SIZE - 1) % WORLD_SIZE;
+  const bool data = threadIdx.x == 0;
+  const u32 slot = (data ? SIGNAL_RING_DATA : SIGNAL_RING_ROOM) + blockIdx.x;
+  const u32 from = data ? previous : next, to = data ? next : previous;
+  Ring ring = {control, slot, from, nullptr, nullptr, 0, 0};
+  if (speaks()) {
+    ring.mine = control->pads[rank] + slot * WORLD_SIZE + from;
+    ring.theirs = control->pads[to] + slot * WORLD_SIZE + rank;
+    ring.epoch = control->epochs[slot];
+  }
+  return ring;
+}
+
+// Before step `step` of a piece: what it uses has come, where it writes is free. `sent`: pieces that this
+// channel has sent in the call, `into_scratch` of them into scratch memory. The whole CTA calls it. False: the
+// host has aborted, leave the kernel.
+PTX_INLINE bool await_step(const Ring& ring, u32 step, u32 sent, u32 into_scratch) {
+  bool alive = true;
+  if (threadIdx.x == 0 && step > 0) {
+    const bool scatter = step <= SCATTER_STEPS;
+    alive = wait_word(ring.control, ring.slot, ring.peer, ring.mine, ring.epoch + sent,
+                      scatter ? SIGNAL_STEP_REDUCE_SCATTER : SIGNAL_STEP_ALL_GATHER,
+                      scatter ? step : step - SCATTER_STEPS);
+  }
+  if (threadIdx.x == 1 && step < SCATTER_STEPS && into_scratch >= NUM_SLOTS)
+    alive = wait_word(ring.control, ring.slot, ring.peer, ring.mine, ring.epoch + into_scratch - NUM_SLOTS + 1,
+                      SIGNAL_STEP_ROOM, step);
+  return !__syncthreads_or(!alive);  // what one has acquired, for all
+}
+
+// After step `step` of `steps`: tell the next what it got, and the previous what was used. The whole CTA calls
+// it. Thread 0 and thread 1 are lanes of a warp: one membar for both words.
+PTX_INLINE void signal_step(Ring& ring, u32 step, u32 steps) {
+  __syncthreads();  // the accesses of all threads, before the releases of two
+  const bool sends = step < steps, uses = step > 0 && step <= SCATTER_STEPS;
+  if (speaks() && (threadIdx.x == 0 ? sends : uses)) st_release_sys(ring.theirs, ring.epoch + ++ring.done);
+}
+
+// At the end: the next call goes on from here.
+PTX_INLINE void close_ring(const Ring& ring) {
+  if (speaks()) ring.control->epochs[ring.slot] = ring.epoch + ring.done;
+}

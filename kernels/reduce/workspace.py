@@ -1,0 +1,106 @@
+"""What a reduction needs besides its operands: signals, and scratch memory on every rank.
+
+Reductions of one workspace run one after the other on every rank, those of two workspaces with streams of
+their own at the same time. When a reduction ends on a rank, no rank reads its scratch memory any more, but for
+the part of the one-shots, which changes sides with every call: so any way may follow any other, without a
+barrier between them.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from kernels.common import check_whole, require
+from kernels.ipc.pool import rounded
+
+if TYPE_CHECKING:
+    from kernels.ipc.group import Group
+    from kernels.ipc.member import Member
+    from smfree.cuda import DeviceArray, Stream
+
+SCRATCH_BYTES = 8 << 20
+ONESHOT_BYTES = 256 << 10
+MAX_CHANNELS = 128
+"""CTAs of a reduction at most; nearly all SMs of an H100."""
+
+
+class Workspace:
+    """``scratch_bytes`` per rank for pieces under way, and room for one-shots of ``oneshot_bytes``; up to
+    ``channels`` CTAs. A context manager.
+
+    On the members' streams, or with ``own_streams`` on new ones: :meth:`stream`. Operands are used in the
+    order of that stream. Collective: every rank makes and closes it alike. Raises PoolError when the group's
+    pool has no room, ConfigError.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        *,
+        scratch_bytes: int = SCRATCH_BYTES,
+        oneshot_bytes: int = ONESHOT_BYTES,
+        channels: int = MAX_CHANNELS,
+        own_streams: bool = False,
+        label: str = "workspace",
+    ) -> None:
+        for name, value in (("scratch_bytes", scratch_bytes), ("oneshot_bytes", oneshot_bytes)):
+            require(check_whole(name, value) >= 0, f"{name} must be 0 or more", value, "use 1 MiB")
+        require(
+            1 <= check_whole("channels", channels) <= 1024, "channels must be 1 to 1024", channels, "use 128"
+        )
+        group.check()
+        group.check_direct()
+        self.group = group
+        self.channels = channels
+        self.label = label
+        self.oneshot_bytes = oneshot_bytes
+        """The largest message of a one-shot that goes in one turn."""
+        self._closed = False
+        world_size = group.world_size
+        sides = 2 * world_size * rounded(oneshot_bytes)
+        self.memory = group.symmetric(rounded(scratch_bytes) + sides, f"scratch of {label}")
+        self.scratch = self.memory.bytes_view(0, scratch_bytes)
+        """Free between calls."""
+        self.oneshot = self.memory.bytes_view(rounded(scratch_bytes), sides)
+        """[2][rank] of ``rounded(oneshot_bytes)``: what the ranks gave in this call, and in the last one."""
+        self.lane = group.open_lane(4 * channels, label, own_streams=own_streams)
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:  # after an error the ranks may not meet again; the group frees everything
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"Workspace('{self.label}', {self.scratch.nbytes} bytes of scratch, {self.group!r})"
+
+    def stream(self, rank: int) -> Stream:
+        """On which the reductions of a local rank run."""
+        return self.lane.stream(rank)
+
+    def control(self, member: Member) -> DeviceArray:
+        """What a kernel gets of the signals."""
+        return self.lane.control(member.rank)
+
+    @property
+    def defines(self) -> dict[str, object]:
+        """What every kernel is compiled with: the layout of the signals, and which slots are whose. Slots from
+        0 on: barriers over all ranks; then the two words of a ring's channels, then those of trees."""
+        return {
+            **self.lane.layout.defines,
+            "SIGNAL_RING_DATA": self.channels,
+            "SIGNAL_RING_ROOM": 2 * self.channels,
+            "SIGNAL_TREE": 3 * self.channels,
+        }
+
+    def close(self) -> None:
+        """Wait for the group's work and give the memory back. Collective; twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self.group.close_lane(self.lane)
+        self.memory.free()
