@@ -267,7 +267,7 @@ class Group:
 
     def open_lane(self, slots: int, label: str, *, own_streams: bool) -> Lane:
         """One more lane, of ``slots`` slots: on the members' streams, behind and before all else there, or
-        on new streams of its own. Collective; slow: open it before anything that is timed. Raises PoolError."""
+        on new streams of its own. Collective, and slow: for before anything timed. Raises PoolError."""
         layout = SignalLayout(self.world_size, slots)
         signals = self.symmetric(layout.pad_bytes, f"signals of {label}")
         streams = {

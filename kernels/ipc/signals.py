@@ -26,8 +26,8 @@ MAX_WORLD = 32
 """More ranks than one NVLink domain of today's 8-GPU nodes; a warp has a lane per peer."""
 
 RECORD = np.dtype([(name, "<u4") for name in ("step", "wanted", "seen", "number")])
-"""What a wait leaves when it is aborted, per (slot, peer). ``step`` is 0 where nothing waited; ``number`` tells
-steps of one kind apart."""
+"""What a wait leaves when it is aborted, per (slot, peer). ``step`` is 0 where nothing waited; ``number``
+tells steps of one kind apart."""
 
 
 class Step(IntEnum):

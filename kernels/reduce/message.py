@@ -95,7 +95,8 @@ def all_reduce_message(
         _check_elements(name, found, element)
         if found.nbytes != dst.nbytes:
             raise OperandError(
-                f"{name} must have as many bytes as dst (got {found.nbytes} and {dst.nbytes}); slice the longer"
+                f"{name} must have as many bytes as dst (got {found.nbytes} and {dst.nbytes}); "
+                "slice the longer"
             )
         if found.ptr != own.ptr:
             for start in dst.pointers(member.rank):

@@ -11,7 +11,7 @@ import numpy as np
 from kernels.common import check_whole, require
 from kernels.ipc.gather import LINE_BYTES
 from kernels.reduce.config import KernelWay, ReduceConfig, direct_reason, suitable_ctas
-from kernels.reduce.message import AllReduceMessage, Message
+from kernels.reduce.message import AllReduceMessage, ReduceScatterMessage
 
 if TYPE_CHECKING:
     from kernels.ipc.member import Member
@@ -60,7 +60,9 @@ def suitable_piece(workspace: Workspace, ctas: int, num_slots: int) -> int:
     return max(LINE_BYTES, min(RingConfig.piece_bytes, room))
 
 
-def arguments(member: Member, message: Message, config: RingConfig) -> Sequence[object]:
+def arguments(
+    member: Member, message: AllReduceMessage | ReduceScatterMessage, config: RingConfig
+) -> Sequence[object]:
     """Of both forms of the kernel."""
     group, rank = message.workspace.group, member.rank
     following = (rank + 1) % group.world_size

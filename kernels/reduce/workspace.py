@@ -1,9 +1,9 @@
 """What a reduction needs besides its operands: signals, and scratch memory on every rank.
 
 Reductions of one workspace run one after the other on every rank, those of two workspaces with streams of
-their own at the same time. When a reduction ends on a rank, no rank reads its scratch memory any more, but for
-the part of the one-shots, which changes sides with every call: so any way may follow any other, without a
-barrier between them.
+their own at the same time. When a reduction ends on a rank, no rank reads scratch memory any more, but for the
+part of the one-shots, which changes sides with every call: so any way may follow any other, without a barrier
+between them.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Workspace:
 
     @property
     def defines(self) -> dict[str, object]:
-        """What every kernel is compiled with: the layout of the signals, and which slots are whose. Slots from
-        0 on: barriers over all ranks; then the two words of a ring's channels, then those of trees."""
+        """What every kernel is compiled with: the layout of the signals, and which slots are whose. First those
+        of barriers over all ranks, then the two words of a ring's channels, then those of trees."""
         return {
             **self.lane.layout.defines,
             "SIGNAL_RING_DATA": self.channels,
