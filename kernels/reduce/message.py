@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from smfree.cuda import DeviceArray
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Message:
+class Message(ABC):
     """``count`` elements of every rank. ``sources``: those of the local ranks, as bytes."""
 
     workspace: Workspace
@@ -32,6 +33,10 @@ class Message:
         """What a local rank gives."""
         return self.sources[rank]
 
+    @abstractmethod
+    def target(self, rank: int) -> DeviceArray:
+        """Where the sum goes on a local rank, or its chunk of it."""
+
     def chunk(self, rank: int) -> tuple[int, int]:
         """The bytes of the message that ``rank`` owns: where they begin and end."""
         return chunk_of(self.nbytes, self.element, self.workspace.group.world_size, rank)
@@ -47,6 +52,10 @@ class AllReduceMessage(Message):
     """The sum goes to ``dst`` of every rank."""
 
     dst: Symmetric
+
+    def target(self, rank: int) -> DeviceArray:
+        """Where the sum goes on a local rank."""
+        return self.dst.array(rank)
 
     @property
     def origin(self) -> int:
@@ -82,6 +91,7 @@ def all_reduce_message(
 ) -> AllReduceMessage:
     """For an AllReduce into ``dst``. Raises OperandError."""
     group = workspace.group
+    group.check()
     if not isinstance(dst, Symmetric) or dst.group is not group:
         whose = "another group's" if isinstance(dst, Symmetric) else type(dst).__name__
         raise OperandError(f"dst must be symmetric memory of the group (got {whose}); use group.symmetric")
@@ -112,6 +122,7 @@ def reduce_scatter_message(
     """For a ReduceScatter: ``src`` of every rank has the whole message, ``dst`` is for its chunk. Raises
     OperandError."""
     group = workspace.group
+    group.check()
     targets, sources = given_sources(group, dst, "dst"), given_sources(group, src)
     if targets is None or sources is None:
         raise OperandError("a ReduceScatter has a src and a dst on every rank (got None); give both")

@@ -1,0 +1,71 @@
+"""ReduceScatter, one interface over all ways its sums can be made.
+
+Afterwards rank r's ``dst`` holds chunk r of the sum of what all ranks gave
+(:func:`kernels.reduce.message.chunk_of`). Elements and sums are those of an AllReduce
+(kernels/reduce/allreduce.py); the chunk has the bits that an AllReduce the same way gives it.
+"""
+
+from __future__ import annotations
+
+from kernels.ipc.group import Group
+from kernels.ipc.shards import Sources
+from kernels.reduce.config import ReduceConfig
+from kernels.reduce.elements import Element
+from kernels.reduce.message import reduce_scatter_message
+from kernels.reduce.ring import RING
+from kernels.reduce.ways import ReduceInfo, Ways
+from kernels.reduce.workspace import Workspace
+
+__all__ = ["WAYS", "ReduceInfo", "prepare", "reduce_scatter", "throughput_config", "ways"]
+
+_WAYS = Ways("a ReduceScatter", (RING,))
+
+WAYS = _WAYS.names
+
+
+def ways(group: Group, dtype: object = Element.F32) -> dict[str, str | None]:
+    """Every way, and why the group cannot go it with such elements; None when it can."""
+    return _WAYS.reasons(group, dtype)
+
+
+def throughput_config(workspace: Workspace, way: str, nbytes: int, *, dtype: object) -> ReduceConfig:
+    """The way's configuration for messages of ``nbytes``, which is what every rank gives."""
+    return _WAYS.throughput_config(workspace, way, nbytes, dtype)
+
+
+def reduce_scatter(
+    workspace: Workspace,
+    dst: Sources,
+    src: Sources,
+    *,
+    dtype: object,
+    way: str,
+    config: ReduceConfig | None = None,
+) -> ReduceInfo:
+    """Queue a ReduceScatter on the workspace's streams and return; ``group.wait`` waits for it.
+
+    ``src``: the whole message of each local rank, in order of ``group.members``, or symmetric memory;
+    ``dst``: as many arrays, for the chunk of each. A dst may be its chunk of the rank's src. ``dtype``,
+    ``config``, alignment and streams as :func:`kernels.reduce.allreduce.allreduce` has them.
+
+    Collective: every rank calls it with the same way, count and configuration, in the same order of calls of
+    the workspace. Raises OperandError, ConfigError, GroupError before anything is queued.
+    """
+    message = reduce_scatter_message(workspace, dst, src, Element.of(dtype))
+    return _WAYS.run(message, way, config, f"reduce_scatter of {message.nbytes} bytes")
+
+
+def prepare(
+    workspace: Workspace,
+    dst: Sources,
+    src: Sources,
+    *,
+    dtype: object,
+    way: str,
+    config: ReduceConfig | None = None,
+) -> None:
+    """Do what :func:`reduce_scatter` with these arguments does only the first time: compile and load.
+
+    Collective. For before a capture or a timed region. Reduces nothing; raises as :func:`reduce_scatter`.
+    """
+    _WAYS.prepare(reduce_scatter_message(workspace, dst, src, Element.of(dtype)), way, config)

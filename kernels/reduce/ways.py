@@ -1,0 +1,121 @@
+"""What AllReduce and ReduceScatter share: the ways there are, and what a call gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kernels.common import ConfigError, LaunchInfo, require
+from kernels.ipc.errors import GroupError
+from kernels.reduce.elements import Element
+from smfree.cuda import Path
+
+if TYPE_CHECKING:
+    from kernels.ipc.group import Group
+    from kernels.ipc.member import Member
+    from kernels.reduce.config import ReduceConfig
+    from kernels.reduce.message import Message
+    from kernels.reduce.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class ReduceInfo:
+    """How a reduction went. ``path``: the slowest link it crossed; ``wire``: the type that travelled;
+    ``launches``: the kernels, one per local rank."""
+
+    way: str
+    path: Path
+    wire: Element
+    launches: tuple[LaunchInfo, ...] = ()
+
+
+class Way(Protocol):
+    """What every way can do; :class:`kernels.reduce.config.KernelWay` is most of them."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def config(self) -> type[Any]: ...
+
+    @property
+    def unavailable(self) -> Any:
+        """(group, element): why the group cannot go it, or None."""
+
+    @property
+    def throughput_config(self) -> Any:
+        """(workspace, element, nbytes): the configuration for such messages."""
+
+    def prepare(self, member: Member, message: Any, config: Any) -> object: ...
+
+    def run(self, message: Any, config: Any, what: str) -> tuple[LaunchInfo, ...]: ...
+
+
+class Ways:
+    """The ways of one collective, which errors call ``collective``."""
+
+    def __init__(self, collective: str, ways: Sequence[Way]) -> None:
+        self._collective = collective
+        self._ways = {way.name: way for way in ways}
+        self.names = tuple(self._ways)
+
+    def reasons(self, group: Group, dtype: object) -> dict[str, str | None]:
+        """Every way, and why the group cannot go it with such elements; None when it can."""
+        element = Element.of(dtype)
+        return {name: way.unavailable(group, element) for name, way in self._ways.items()}
+
+    def find(self, group: Group, name: str, element: Element) -> Way:
+        """Raise GroupError for a way that there is not, ConfigError for one that the group cannot go."""
+        if name not in self._ways:
+            raise GroupError(
+                f"{self._collective} goes one of the ways {', '.join(self.names)} (got {name!r})"
+            )
+        reasons = self.reasons(group, element)
+        if reasons[name] is not None:
+            able = ", ".join(other for other, why in reasons.items() if why is None)
+            raise ConfigError(
+                f"way '{name}' is not open to this group: {reasons[name]}; use one of {able or 'none'}"
+            )
+        return self._ways[name]
+
+    def throughput_config(self, workspace: Workspace, name: str, nbytes: int, dtype: object) -> ReduceConfig:
+        """The way's configuration for messages of ``nbytes``."""
+        element = Element.of(dtype)
+        found: ReduceConfig = self.find(workspace.group, name, element).throughput_config(
+            workspace, element, nbytes
+        )
+        return found
+
+    def choose(self, message: Message, name: str, config: ReduceConfig | None) -> tuple[Way, Any]:
+        """The way, and the configuration that will be used. Raises GroupError, ConfigError."""
+        workspace, element = message.workspace, message.element
+        way = self.find(workspace.group, name, element)
+        chosen = way.throughput_config(workspace, element, message.nbytes) if config is None else config
+        require(
+            type(chosen) is way.config,
+            f"the config of way '{name}' is a {way.config.__name__}",
+            type(chosen).__name__,
+            "leave it out for the default",
+        )
+        return way, chosen
+
+    def prepare(self, message: Message, name: str, config: ReduceConfig | None) -> None:
+        """Compile and load for every member."""
+        way, chosen = self.choose(message, name, config)
+        for member in message.workspace.group.members:
+            way.prepare(member, message, chosen)
+
+    def run(self, message: Message, name: str, config: ReduceConfig | None, what: str) -> ReduceInfo:
+        """Queue it: nothing for no element, a copy in a group of one. ``what``: for errors."""
+        way, chosen = self.choose(message, name, config)
+        group = message.workspace.group
+        launches: tuple[LaunchInfo, ...] = ()
+        if message.count and group.world_size > 1:
+            launches = way.run(message, chosen, f"{what} ({name})")
+        elif message.count:
+            (member,) = group.members
+            dst, src = message.target(member.rank), message.src(member.rank)
+            if dst.ptr != src.ptr:
+                dst.copy_from_device(src, stream=message.workspace.stream(member.rank))
+        return ReduceInfo(name, group.path, message.element, launches)
