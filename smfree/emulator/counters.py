@@ -38,6 +38,10 @@ class Counters:
     """Of all global bytes, by threads or copies: those read from the memory of other devices."""
     peer_store_bytes: int = 0
     """Those written to the memory of other devices; of a multicast, what was sent once."""
+    peer_signals: int = 0
+    """Strong stores and atomics of lanes to the memory of other devices."""
+    peer_signal_bytes: int = 0
+    """Their part of ``peer_store_bytes``; the rest is data."""
     host_load_bytes: int = 0
     """Those read from host memory."""
     host_store_bytes: int = 0

@@ -73,6 +73,8 @@ def test_a_store_reaches_every_member(schedule: str, order: str) -> None:
     for ordinal in range(3):
         assert (team.shard(ordinal, 33) == [*range(1, 33), 0]).all()
     assert counters.peer_store_bytes == 128  # sent once
+    signals = (0, 0) if order == "weak" else (32, 128)
+    assert (counters.peer_signals, counters.peer_signal_bytes) == signals
     assert counters.instructions_by_class["multimem"] == 1
     traffic = [one.nvlink for one in team.node.links.traffic]
     assert [t.sent_bytes for t in traffic] == [128, 0, 0]
@@ -94,7 +96,8 @@ def test_a_vector_of_four_floats() -> None:
 def test_a_reduction_at_every_member(schedule: str) -> None:
     team = Team(schedule, fill=5)
     team.set(1, np.full(32, 100, np.uint32))
-    team.run(f"{PLACE}multimem.red.relaxed.sys.global.add.u32 [%rd5], %r10;", grid=2)
+    counters = team.run(f"{PLACE}multimem.red.relaxed.sys.global.add.u32 [%rd5], %r10;", grid=2).counters
+    assert (counters.peer_signals, counters.peer_signal_bytes) == (64, 256)
     added = 2 * np.arange(1, 33)
     assert (team.shard(0, 32) == added + 5).all() and (team.shard(1, 32) == added + 100).all()
 

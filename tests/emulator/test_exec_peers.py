@@ -338,6 +338,40 @@ def test_reductions_and_atomics_on_a_peer(schedule: str) -> None:
     assert counters.peer_store_bytes == 2 * 64 * 4
 
 
+SIGNALS = [
+    ("st.global.u32 [%rd4], 1;", 0, 0),
+    ("st.relaxed.sys.global.u32 [%rd4], 1;", 1, 4),
+    ("st.release.sys.global.v2.u32 [%rd4], {1, 2};", 1, 8),
+    ("st.volatile.global.u64 [%rd4], 1;", 1, 8),
+    ("red.release.sys.global.add.u32 [%rd4], 1;", 1, 4),
+    ("atom.relaxed.sys.global.cas.b64 %rd5, [%rd4], 77, 1;", 1, 8),
+    ("ld.relaxed.sys.global.u32 %r10, [%rd4];", 0, 0),
+]
+
+
+@every_schedule
+@pytest.mark.parametrize(("access", "count", "nbytes"), SIGNALS, ids=[a.split()[0] for a, _, _ in SIGNALS])
+def test_signals_are_the_strong_stores_and_atomics_to_a_peer(
+    schedule: str, access: str, count: int, nbytes: int
+) -> None:
+    pair = Pair(schedule)
+    data, words_of = pair.put(pair.peer, np.zeros(32, np.uint32)), {}
+    for home, memory in (("peer", pair.peer), ("own", pair.own)):
+        words_of[home] = pair.put(memory, np.zeros(64, np.uint32))
+    body = f"""
+    mul.wide.u32 %rd6, %r2, 8;
+    add.s64 %rd4, %rd1, %rd6;
+    st.global.u32 [%rd3], 5;
+    {access}
+    """
+    counters = pair.run(body, data, words_of["peer"]).counters
+    assert (counters.peer_signals, counters.peer_signal_bytes) == (32 * count, 32 * nbytes)
+    weak = 32 * 4 if access.startswith("st.global") else 0
+    assert counters.peer_store_bytes - counters.peer_signal_bytes == 32 * 4 + weak
+    counters = pair.run(body, data, words_of["own"]).counters
+    assert (counters.peer_signals, counters.peer_signal_bytes, counters.peer_store_bytes) == (0, 0, 32 * 4)
+
+
 # ------------------------------------------------------------------------------------- asynchronous copies
 
 

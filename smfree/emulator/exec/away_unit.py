@@ -100,6 +100,8 @@ class AwayUnit:
                     finding.severity = Severity.STRICT
                     launch.report(finding)
                 self.note(at, part, size, access)
+            if peer is not None and access.writes:
+                self.count_signals(len(part.addr), size * access.count)
 
     def note(self, at: Issue, part: Part, size: int, access: Strong) -> None:
         """Take in a part's strong accesses. Raises MemoryFault when they race with another device's."""
@@ -287,6 +289,11 @@ class AwayUnit:
         elif part.device is not self.launch.device:
             counters.peer_load_bytes += 0 if write else nbytes
             counters.peer_store_bytes += nbytes if write else 0
+
+    def count_signals(self, lanes: int, nbytes: int) -> None:
+        """Strong stores and atomics to other devices, ``nbytes`` of each lane: :meth:`count` has them, too."""
+        self.launch.counters.peer_signals += lanes
+        self.launch.counters.peer_signal_bytes += lanes * nbytes
 
     def _untimed(self, part: Part, asked: Asked, *, write: bool) -> None:
         """Without a clock, what passes a link is counted only."""

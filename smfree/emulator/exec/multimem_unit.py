@@ -43,7 +43,9 @@ class MultimemUnit:
             pattern = launch.memory.new_pattern(piece, parts[0].addr, nbytes)
             rows = None if t is None else t[piece.rows]
             times = self._send_times(parts, pattern, lanes.sm[piece.rows], rows)
-            self._count(parts, piece.n * nbytes, write=True)
+            away = self._count(parts, piece.n * nbytes, write=True)
+            if away and scope is not None:
+                launch.memory.away.count_signals(piece.n, nbytes)
             if reduction is None:
                 launch.counters.bytes_through_registers += piece.n * nbytes
             for part, written in zip(parts, times, strict=True):
@@ -183,12 +185,14 @@ class MultimemUnit:
 
     # ---------------------------------------------------------------- counting and time
 
-    def _count(self, parts: list[Part], nbytes: int, *, write: bool) -> None:
-        """Once, however many members there are."""
-        if any(part.device is not self.launch.device for part in parts):
+    def _count(self, parts: list[Part], nbytes: int, *, write: bool) -> bool:
+        """Once, however many members there are. Whether one of them is another device."""
+        away = any(part.device is not self.launch.device for part in parts)
+        if away:
             counters = self.launch.counters
             counters.peer_store_bytes += nbytes if write else 0
             counters.peer_load_bytes += 0 if write else nbytes
+        return away
 
     def _missed(self, part: Part, pattern: Pattern, *, write: bool) -> Any:
         peer = self.launch.memory.router.peer_of(part.region)
