@@ -291,7 +291,7 @@ class AwayUnit:
             counters.peer_store_bytes += nbytes if write else 0
 
     def count_signals(self, lanes: int, nbytes: int) -> None:
-        """Strong stores and atomics to other devices, ``nbytes`` of each lane: :meth:`count` has them, too."""
+        """Strong stores and atomics to other devices, ``nbytes`` a lane: :meth:`count` has them, too."""
         self.launch.counters.peer_signals += lanes
         self.launch.counters.peer_signal_bytes += lanes * nbytes
 
