@@ -1,7 +1,7 @@
 """What AllReduce, AllGather and ReduceScatter cost on paper: steps, bytes that a rank sends, seconds.
 
-A step costs alpha + bytes / beta (:mod:`smfree.model.hockney`); steps that do not wait for each other cost one
-alpha. A rank sends and receives at the same time. Adding is taken to be hidden behind the links.
+A step costs alpha + bytes / beta (:mod:`smfree.model.hockney`); steps that do not wait for each other cost
+one alpha. A rank sends and receives at the same time. Adding is taken to be hidden behind the links.
 
 ==============  ==========================  ===========================================================
 AllReduce       steps                       sent per rank
@@ -121,10 +121,14 @@ def _known(table: Mapping[str, Callable[[int], int]], way: str) -> Callable[[int
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a rank sends through: seconds to begin, bytes per second in one direction."""
+    """What a rank sends through: seconds to begin, bytes per second in one direction. Raises ValueError."""
 
     alpha_s: float
     bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.alpha_s < math.inf and 0 < self.bytes_per_s < math.inf):
+            raise ValueError(f"a link has a start-up and a rate above 0 (got {self}); measure them")
 
     @property
     def critical_bytes(self) -> float:
@@ -221,7 +225,7 @@ def tree(nbytes: float, ranks: int, link: Link, *, piece_bytes: float | None = N
 
     if piece_bytes is not None:
         return in_pieces(max(1, math.ceil(half / piece_bytes)))
-    best = math.sqrt((depth - 1) * load * half / link.critical_bytes) if link.critical_bytes else 1.0
+    best = math.sqrt((depth - 1) * load * half / link.critical_bytes)
     few = max(1, math.floor(best))
     return min(in_pieces(few), in_pieces(few + 1), key=lambda cost: cost.seconds)
 
