@@ -19,7 +19,7 @@ from bench.peer_axes import ALLGATHER
 from kernels.ipc.allgather import allgather, prepare, throughput_config
 from kernels.ipc.group import Group
 from smfree.cuda import Device
-from smfree.measure.allgather import Comparison, by_machine, comparisons
+from smfree.measure.allgather import by_machine, comparisons
 from smfree.measure.collective import Lineup
 from smfree.measure.helpers import share
 from smfree.measure.log import RunLog
@@ -27,6 +27,7 @@ from smfree.measure.nodes import Node, open_node
 from smfree.measure.options import Axes
 from smfree.measure.ranks import several
 from smfree.measure.records import Question
+from smfree.measure.sizes import Comparison
 from smfree.measure.variants import gather_parameters, varied_node
 from smfree.model.sensitivity import Shift, as_record, largest_first, shifts
 

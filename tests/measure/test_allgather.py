@@ -16,22 +16,12 @@ from bench.peer_axes import (
     allgather_points,
     peer_flag_points,
 )
-from smfree.measure.allgather import (
-    algorithm_gbps,
-    bus_gbps,
-    comparisons,
-    curves,
-    gather_answers,
-    lines,
-    saturating,
-    saturation,
-    sentence,
-    times,
-)
+from smfree.measure.allgather import SIZE, comparisons, curves, gather_answers, lines, times
 from smfree.measure.log import RunLog
 from smfree.measure.options import Axes
 from smfree.measure.peer_flags import peer_flag_table
 from smfree.measure.records import CacheState, Memory, Question, Record, Traffic
+from smfree.measure.sizes import algorithm_gbps, bus_gbps, saturating, saturation, sentence
 from smfree.measure.tables import summary
 from smfree.model.hockney import hockney
 from tests.measure.test_bench import bench
@@ -140,7 +130,7 @@ def test_the_fewest_ctas_within_5_percent_of_the_best_saturate() -> None:
         for ctas, gbps in ((1, 100.0), (4, 190.1), (16, 191.0), (64, 200.0))
     }
     assert saturating(by_ctas) == 4
-    (row,) = cells(saturation([*by_ctas.values()]), "sm.push")
+    (row,) = cells(saturation([*by_ctas.values()], SIZE), "sm.push")
     assert row == ["sm.push", "256", "16", "KiB", "100", "190", "191", "200", "4"]
     by_ctas[4] = gathered("sm.push", 1024 * KIB, moved / 189.0 * 1e-3, ctas=4)
     assert saturating(by_ctas) == 16

@@ -9,9 +9,9 @@ import pytest
 
 from bench.bench_gather_uncertainty import Ranks, Reruns, machines, sensitivity
 from kernels.ipc.group import Group
-from smfree.measure.allgather import Comparison
 from smfree.measure.nodes import open_node
 from smfree.measure.options import Axes
+from smfree.measure.sizes import Comparison
 from smfree.measure.variants import gather_parameters, varied_node
 from smfree.model.crossover import Curve, Outcome, crossover
 
