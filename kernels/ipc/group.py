@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kernels.common import check_whole
 from kernels.ipc.errors import GroupError
-from kernels.ipc.exchange import Exchange, InProcess, Joined, agree
+from kernels.ipc.exchange import Exchange, InProcess, Joined, agree, together
 from kernels.ipc.lane import Lane
 from kernels.ipc.member import Member
 from kernels.ipc.pool import Pool, rounded
@@ -84,10 +84,9 @@ class Group:
         signals = Symmetric(
             self, self.pool.allocate(self.layout.pad_bytes, "signals"), 0, self.layout.pad_bytes
         )
-        self.lane = self._new_lane(
-            self.layout, signals, {member.rank: member.stream for member in self.members}
-        )
+        self.lane = Lane("main", self.layout, slots, signals)
         """The lane of the members' streams; AllGathers use it."""
+        self.lane.open(self.members, own_streams=False)
         self.lanes = [self.lane]
         self.staging: Staging | None = None
         """The host buffer of way ``staged``, made at its first use."""
@@ -186,6 +185,11 @@ class Group:
         of_lanes = [stream for lane in self.lanes for stream in lane.streams]
         return list(dict.fromkeys([*of_members, *of_lanes]))
 
+    @property
+    def alive(self) -> bool:
+        """Whether it was not closed and has not failed."""
+        return not self._closed and self.failed is None
+
     def check(self) -> None:
         """Raise GroupError when the group was closed or has failed."""
         if self._closed:
@@ -265,40 +269,39 @@ class Group:
         assert block is not None
         return Symmetric(self, block, 0, block.nbytes)
 
-    def open_lane(self, slots: int, label: str, *, own_streams: bool) -> Lane:
-        """One more lane, of ``slots`` slots: on the members' streams, behind and before all else there, or
-        on new streams of its own. Collective, and slow: for before anything timed. Raises PoolError."""
-        layout = SignalLayout(self.world_size, slots)
+    def open_lane(self, ctas: int, label: str, *, slots_per_cta: int = 1, own_streams: bool) -> Lane:
+        """One more lane, for up to ``ctas`` CTAs with ``slots_per_cta`` slots each: on the members' streams,
+        behind and before all else there, or on new streams of its own. It begins behind the group's work.
+
+        Collective, and slow: for before anything timed. Raises PoolError. When a rank cannot open it, the
+        others raise GroupError.
+        """
+        self.wait()  # the lane's memory may still be used by work on other streams than the lane's
+        agree(self.exchange, "opening of a lane", f"{ctas} CTAs of {slots_per_cta} slots for '{label}'")
+        layout = SignalLayout(self.world_size, ctas * slots_per_cta)
         signals = self.symmetric(layout.pad_bytes, f"signals of {label}")
-        streams = {
-            member.rank: member.device.stream(non_blocking=True) if own_streams else member.stream
-            for member in self.members
-        }
-        lane = self._new_lane(layout, signals, streams)
+        lane = Lane(label, layout, ctas, signals)
+        try:
+            together(
+                self.exchange, f"opening of {label}", lambda: lane.open(self.members, own_streams=own_streams)
+            )
+        except BaseException:
+            lane.close()
+            signals.free()
+            raise
         self.lanes.append(lane)
-        self.barrier(f"opening of {label}")  # nobody signals before all words are 0
         return lane
 
     def close_lane(self, lane: Lane) -> None:
-        """Wait for the group's work, on all ranks, and give back what :meth:`open_lane` made. Collective."""
+        """Wait for the group's work, on all ranks, and give back what :meth:`open_lane` made. Collective.
+        Raises GroupError for another lane."""
+        if lane is self.lane or lane not in self.lanes:
+            raise GroupError(f"{lane!r} is not open, or was not opened by open_lane; close each lane once")
         self.wait()
-        self.barrier("closing of a lane")  # nobody signals any more
+        self.barrier(f"closing of {lane.label}")  # nobody signals any more
         self.lanes.remove(lane)
         lane.signals.free()
-        self._free_lane(lane)
-
-    def _free_lane(self, lane: Lane) -> None:
-        lane.free()
-        for member in self.members:
-            if lane.stream(member.rank) is not member.stream:
-                lane.stream(member.rank).destroy()
-
-    def _new_lane(self, layout: SignalLayout, signals: Symmetric, streams: Mapping[int, Stream]) -> Lane:
-        everybody = range(self.world_size)
-        reachable = {
-            member.rank: everybody if self.direct_reason is None else [member.rank] for member in self.members
-        }
-        return Lane(self.members, layout, signals, streams, reachable)
+        lane.close()
 
     def barrier(self, what: str = "barrier") -> None:
         """Return when all ranks' hosts have come here. Queued work is not waited for."""
@@ -339,7 +342,7 @@ class Group:
             self.staging.close()
         self.pool.close()
         for lane in self.lanes:
-            self._free_lane(lane)
+            lane.close()
         for member in self.members:
             member.close()
         if failure is not None and error is None:

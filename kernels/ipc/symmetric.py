@@ -19,7 +19,7 @@ class Symmetric:
 
     A view (:meth:`bytes_view`) shares the block; :meth:`free` ends all of them. Every use of freed memory is
     a PoolError. Work that is queued on the members' streams may still use what is freed: the next owner's
-    work comes behind it in the same streams.
+    work comes behind it in the same streams. Where lanes have streams of their own, ``group.wait`` first.
     """
 
     def __init__(self, group: Group, block: Block, offset_bytes: int, nbytes: int) -> None:

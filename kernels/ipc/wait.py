@@ -12,8 +12,9 @@ peers once more after the last stream has run empty.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,8 @@ import numpy as np
 
 from kernels.ipc.errors import GroupError
 from kernels.ipc.signals import RECORD, Step, behind, step_text
-from smfree.cuda import CudaHostError, DeviceArray, Stream
-from smfree.ranks.errors import PeerLost, RankError
+from smfree.cuda import CudaHostError, DeviceArray, KernelFaultError, Stream
+from smfree.ranks.errors import PeerLost, RankError, named
 
 if TYPE_CHECKING:
     from kernels.ipc.group import Group
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 GRACE_S = 5.0
 """How long the local ranks may take to give up: a kernel looks at its abort word every few microseconds."""
+MOST_WAITS = 8
+"""That an error tells of."""
 NEWS_S = 0.5
 """How much later than a device's failure the news of a peer's death, its cause, may come."""
 
@@ -45,23 +48,25 @@ class CollectiveTimeout(RankError):
 
 @dataclass(frozen=True)
 class PeerWait:
-    """Local rank ``rank`` waited for ``peer`` in vain, at its barrier ``step``: it wanted epoch ``wanted``
-    and saw ``seen``. ``slots``: those of a kernel's CTAs that did, with the numbers of the first; none for a
-    wait in a stream."""
+    """Local rank ``rank`` waited for ``peer`` in vain, at ``step``: it wanted epoch ``wanted`` and saw
+    ``seen``. ``ctas``: those of a kernel that did, with the numbers of the first; none for a wait in a
+    stream. ``lane``: its label, where it is not the group's own."""
 
     rank: int
     peer: int
     step: str
-    slots: tuple[int, ...]
+    ctas: tuple[int, ...]
     wanted: int
     seen: int
+    lane: str = ""
 
     def __str__(self) -> str:
-        more = f" and {len(self.slots) - 1} more" if len(self.slots) > 1 else ""
-        ctas = f"slot {self.slots[0]}{more}, " if self.slots else ""
+        more = f" and {len(self.ctas) - 1} more" if len(self.ctas) > 1 else ""
+        where = f"CTA {self.ctas[0]}{more}" if self.ctas else ""
+        where += f" in '{self.lane}'" if self.lane else ""
         return (
-            f"rank {self.rank} waits for rank {self.peer} at the {self.step}: {ctas}epoch {self.wanted} "
-            f"wanted, {self.seen} seen"
+            f"rank {self.rank} waits for rank {self.peer} at the {self.step}: "
+            f"{where.strip()}{', ' if where else ''}epoch {self.wanted} wanted, {self.seen} seen"
         )
 
 
@@ -95,7 +100,8 @@ def give_up(group: Group, reason: str) -> _GivenUp:
     group.exchange.fail(reason)
     able = given_up.each(able, lambda member: _release(group, member))
     able = given_up.each(able, lambda member: given_up.drain(group, member))
-    given_up.each(able, lambda member: given_up.kernels.extend(_kernel_waits(group, member)))
+    able = given_up.each(able, lambda member: given_up.kernels.extend(_kernel_waits(group, member)))
+    given_up.asked.update(member.rank for member in able)
     return given_up
 
 
@@ -105,6 +111,8 @@ class _GivenUp:
 
     kernels: list[PeerWait] = field(default_factory=list)
     streams: list[PeerWait] = field(default_factory=list)
+    asked: set[int] = field(default_factory=set)
+    """The local ranks whose notes could be read."""
     rest: list[str] = field(default_factory=list)
     """What else there is to say, of ranks that did not end and of devices that failed."""
 
@@ -127,10 +135,31 @@ class _GivenUp:
 
     @property
     def waits(self) -> list[PeerWait]:
-        return self.kernels + self.streams
+        """Those for ranks that wait for nobody first: the others may wait because of them."""
+        idle = self.idle
+        return sorted(self.kernels + self.streams, key=lambda each: each.peer not in idle)
+
+    @property
+    def idle(self) -> list[int]:
+        """Local ranks that are waited for and wait for nobody."""
+        found = self.kernels + self.streams
+        return sorted({each.peer for each in found} & self.asked - {each.rank for each in found})
 
     def __str__(self) -> str:
-        return "; ".join([*map(str, self.waits), *self.rest]) or "no rank noted a wait"
+        waits = self.waits
+        told = [str(each) for each in waits[:MOST_WAITS]]
+        if len(waits) > MOST_WAITS:
+            told.append(f"{len(waits) - MOST_WAITS} more waits")
+        return "; ".join([*told, *self._cause(), *self.rest]) or "no rank noted a wait"
+
+    def _cause(self) -> list[str]:
+        """What a chain of waits leads to, where all its ranks are known."""
+        waits, idle = self.waits, self.idle
+        if idle:
+            return [_waits_for_nobody(idle)]
+        if waits and {each.peer for each in waits} <= self.asked:
+            return ["all wait for each other: their calls differ, or need more time"]
+        return []
 
 
 def _failure(group: Group, what: str, error: Exception) -> Exception:
@@ -148,8 +177,34 @@ def _failure(group: Group, what: str, error: Exception) -> Exception:
             "the same calls in the same order",
             given_up.waits,
         )
+    elif isinstance(cause, KernelFaultError):
+        for line in _polled_words(group, str(cause)):
+            cause.add_note(line)
     group.failed = failure
     return failure
+
+
+def _polled_words(group: Group, report: str) -> Iterable[str]:
+    """What an emulated deadlock's report calls addresses, where they are signals of ranks in this process."""
+    found = {int(text, 16) for text in re.findall(r"polls 4 bytes at (0x[0-9a-f]+)", report)}
+    waits = {}
+    for lane in group.lanes:
+        for member in group.members:
+            start = lane.pad(member.rank).ptr
+            for address in found & set(range(start, start + lane.layout.pad_bytes, 4)):
+                slot, peer = divmod((address - start) // 4, lane.layout.world_size)
+                waits[address] = (member.rank, peer, slot, lane)
+    for address, (rank, peer, slot, lane) in sorted(waits.items(), key=lambda item: item[1][:3]):
+        where = f"CTA {slot % lane.ctas}, slot {slot} of '{lane.label}'"
+        yield f"{address:#x}: rank {rank} waits for rank {peer}, {where}"
+    idle = {peer for _, peer, _, _ in waits.values()} - {rank for rank, _, _, _ in waits.values()}
+    if group.in_process and idle:
+        yield _waits_for_nobody(idle)
+
+
+def _waits_for_nobody(ranks: Collection[int]) -> str:
+    verb = "waits" if len(ranks) == 1 else "wait"
+    return f"{named(ranks)} {verb} for nobody: not called yet, late, or gone"
 
 
 def _lost_peer(group: Group, what: str) -> PeerLost | None:
@@ -213,7 +268,8 @@ def _stream_waits(group: Group, member: Member) -> Iterable[PeerWait]:
         for peer, value in enumerate(map(int, seen)):
             if peer != member.rank and behind(wanted, value):
                 step = Step.ENTRY if behind(wanted - 1, value) else Step.EXIT
-                yield PeerWait(member.rank, peer, f"copies' {step_text(step)}", (), wanted, value)
+                text = f"copies' {step_text(step)}"
+                yield PeerWait(member.rank, peer, text, (), wanted, value, _name(group, lane))
     if group.staging is not None:
         wanted = group.staging.last_wanted
         for peer, value in enumerate(map(int, group.staging.words[member.rank])):
@@ -232,8 +288,12 @@ def _kernel_waits(group: Group, member: Member) -> Iterable[PeerWait]:
             column = records[:, peer]
             for step, number in sorted({(int(r["step"]), int(r["number"])) for r in column if r["step"]}):
                 slots = np.flatnonzero((column["step"] == step) & (column["number"] == number))
-                first = column[slots[0]]
+                first, ctas = column[slots[0]], np.unique(slots % lane.ctas).tolist()
                 yield PeerWait(
-                    member.rank, peer, step_text(step, number), tuple(map(int, slots)),
-                    int(first["wanted"]), int(first["seen"]),
+                    member.rank, peer, step_text(step, number), tuple(ctas),
+                    int(first["wanted"]), int(first["seen"]), _name(group, lane),
                 )  # fmt: skip
+
+
+def _name(group: Group, lane: Lane) -> str:
+    return "" if lane is group.lane else lane.label

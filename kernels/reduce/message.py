@@ -49,9 +49,11 @@ class Message(ABC):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AllReduceMessage(Message):
-    """The sum goes to ``dst`` of every rank."""
+    """The sum goes to ``dst`` of every rank. ``symmetric_src``: the terms, where they are in symmetric memory;
+    dst in place."""
 
     dst: Symmetric
+    symmetric_src: Symmetric | None = None
 
     def target(self, rank: int) -> DeviceArray:
         """Where the sum goes on a local rank."""
@@ -91,7 +93,7 @@ def all_reduce_message(
 ) -> AllReduceMessage:
     """For an AllReduce into ``dst``. Raises OperandError."""
     group = workspace.group
-    group.check()
+    workspace.check()
     if not isinstance(dst, Symmetric) or dst.group is not group:
         whose = "another group's" if isinstance(dst, Symmetric) else type(dst).__name__
         raise OperandError(f"dst must be symmetric memory of the group (got {whose}); use group.symmetric")
@@ -112,8 +114,10 @@ def all_reduce_message(
             for start in dst.pointers(member.rank):
                 _check_apart(name, found, start, dst.nbytes)
         sources[member.rank] = found
-    count = dst.nbytes // element.bytes
-    return AllReduceMessage(workspace=workspace, element=element, count=count, sources=sources, dst=dst)
+    return AllReduceMessage(
+        workspace=workspace, element=element, count=dst.nbytes // element.bytes, sources=sources, dst=dst,
+        symmetric_src=dst if src is None else src if isinstance(src, Symmetric) else None,
+    )  # fmt: skip
 
 
 def reduce_scatter_message(
@@ -122,7 +126,7 @@ def reduce_scatter_message(
     """For a ReduceScatter: ``src`` of every rank has the whole message, ``dst`` is for its chunk. Raises
     OperandError."""
     group = workspace.group
-    group.check()
+    workspace.check()
     targets, sources = given_sources(group, dst, "dst"), given_sources(group, src)
     if targets is None or sources is None:
         raise OperandError("a ReduceScatter has a src and a dst on every rank (got None); give both")

@@ -1,9 +1,9 @@
 """What a reduction needs besides its operands: signals, and scratch memory on every rank.
 
 Reductions of one workspace run one after the other on every rank, those of two workspaces with streams of
-their own at the same time. When a reduction ends on a rank, no rank reads scratch memory any more, but for the
-part of the one-shots, which changes sides with every call: so any way may follow any other, without a barrier
-between them.
+their own at the same time. When a reduction ends on a rank, no rank reads scratch memory any more, but for
+the part of the one-shots, which changes sides with every call: so any way may follow any other, without a
+barrier between them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kernels.common import check_whole, require
+from kernels.ipc.errors import GroupError
+from kernels.ipc.exchange import agree
 from kernels.ipc.pool import rounded
 
 if TYPE_CHECKING:
@@ -30,8 +32,12 @@ class Workspace:
     ``channels`` CTAs. A context manager.
 
     On the members' streams, or with ``own_streams`` on new ones: :meth:`stream`. Operands are used in the
-    order of that stream. Collective: every rank makes and closes it alike. Raises PoolError when the group's
-    pool has no room, ConfigError.
+    order of that stream, and symmetric memory that other streams used may be freed only after ``group.wait``.
+    Kernels of several workspaces that run at the same time wait for each other's places on the SMs: all their
+    CTAs together must be resident (case D24), which only their caller can know.
+
+    Collective: every rank makes and closes it alike. Raises PoolError when the group's pool has no room,
+    ConfigError, GroupError.
     """
 
     def __init__(
@@ -59,12 +65,18 @@ class Workspace:
         self._closed = False
         world_size = group.world_size
         sides = 2 * world_size * rounded(oneshot_bytes)
+        shape = f"{scratch_bytes} bytes of scratch, one-shots of {oneshot_bytes}, {channels} channels"
+        agree(group.exchange, "making of a workspace", f"{shape} for '{label}'")
         self.memory = group.symmetric(rounded(scratch_bytes) + sides, f"scratch of {label}")
         self.scratch = self.memory.bytes_view(0, scratch_bytes)
         """Free between calls."""
         self.oneshot = self.memory.bytes_view(rounded(scratch_bytes), sides)
         """[2][rank] of ``rounded(oneshot_bytes)``: what the ranks gave in this call, and in the last one."""
-        self.lane = group.open_lane(4 * channels, label, own_streams=own_streams)
+        try:
+            self.lane = group.open_lane(channels, label, slots_per_cta=5, own_streams=own_streams)
+        except BaseException:
+            self.memory.free()
+            raise
 
     def __enter__(self) -> Workspace:
         return self
@@ -78,6 +90,12 @@ class Workspace:
     def __repr__(self) -> str:
         return f"Workspace('{self.label}', {self.scratch.nbytes} bytes of scratch, {self.group!r})"
 
+    def check(self) -> None:
+        """Raise GroupError when it was closed, or its group was or has failed."""
+        self.group.check()
+        if self._closed:
+            raise GroupError(f"'{self.label}' was closed; make a new Workspace")
+
     def stream(self, rank: int) -> Stream:
         """On which the reductions of a local rank run."""
         return self.lane.stream(rank)
@@ -88,19 +106,23 @@ class Workspace:
 
     @property
     def defines(self) -> dict[str, object]:
-        """What every kernel is compiled with: the layout of the signals, and which slots are whose. First those
-        of barriers over all ranks, then the two words of a ring's channels, then those of trees."""
+        """What every kernel is compiled with: the layout of the signals, and which slots are whose. First
+        those of barriers over all ranks, then the two words of a ring's channels, then those of trees; the
+        epochs of the last, without words, count the turns of one-shots."""
         return {
             **self.lane.layout.defines,
             "SIGNAL_RING_DATA": self.channels,
             "SIGNAL_RING_ROOM": 2 * self.channels,
             "SIGNAL_TREE": 3 * self.channels,
+            "SIGNAL_ONESHOT": 4 * self.channels,
         }
 
     def close(self) -> None:
-        """Wait for the group's work and give the memory back. Collective; twice is fine."""
+        """Wait for the group's work and give the memory back. Collective; twice is fine. A group that was
+        closed or has failed gives it back itself."""
         if self._closed:
             return
         self._closed = True
-        self.group.close_lane(self.lane)
-        self.memory.free()
+        if self.group.alive:
+            self.group.close_lane(self.lane)
+            self.memory.free()

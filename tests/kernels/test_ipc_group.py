@@ -313,7 +313,7 @@ def test_a_kernel_that_waits_in_vain_gives_up_and_says_for_whom(schedule: str, n
         with pytest.raises(CollectiveTimeout) as late:
             group.wait(timeout_s=0.1)
         assert [str(wait) for wait in late.value.waits] == [
-            f"rank 0 waits for rank {peer} at the entry barrier: slot 0, epoch 1 wanted, 0 seen"
+            f"rank 0 waits for rank {peer} at the entry barrier: CTA 0, epoch 1 wanted, 0 seen"
             for peer in (1, 2)
         ]
         assert str(late.value).startswith("barrier did not end within 0.1 s: rank 0 waits for rank 1")
@@ -356,7 +356,7 @@ def test_a_rank_between_processes_that_launches_nothing_is_named() -> None:
     assert any(isinstance(error, CollectiveTimeout) for error in errors)
     for rank in (0, 2):
         words = (
-            f"rank {rank} waits for rank 1 at the entry barrier: slot 0 and 2 more, epoch 1 wanted, 0 seen"
+            f"rank {rank} waits for rank 1 at the entry barrier: CTA 0 and 2 more, epoch 1 wanted, 0 seen"
         )
         assert words in str(errors[rank])
 
