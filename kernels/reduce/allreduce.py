@@ -14,15 +14,17 @@ from kernels.ipc.group import Group
 from kernels.ipc.shards import Sources
 from kernels.ipc.symmetric import Symmetric
 from kernels.reduce.config import ReduceConfig
+from kernels.reduce.direct import ONESHOT, TWOSHOT
 from kernels.reduce.elements import Element
 from kernels.reduce.message import all_reduce_message
 from kernels.reduce.ring import RING
+from kernels.reduce.ring_bulk import RING_BULK
 from kernels.reduce.ways import ReduceInfo, Ways
 from kernels.reduce.workspace import Workspace
 
 __all__ = ["WAYS", "ReduceInfo", "allreduce", "prepare", "throughput_config", "ways"]
 
-_WAYS = Ways("an AllReduce", (RING,))
+_WAYS = Ways("an AllReduce", (RING, RING_BULK, ONESHOT, TWOSHOT))
 
 WAYS = _WAYS.names
 

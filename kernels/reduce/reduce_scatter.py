@@ -10,15 +10,17 @@ from __future__ import annotations
 from kernels.ipc.group import Group
 from kernels.ipc.shards import Sources
 from kernels.reduce.config import ReduceConfig
+from kernels.reduce.direct import DIRECT
 from kernels.reduce.elements import Element
 from kernels.reduce.message import reduce_scatter_message
 from kernels.reduce.ring import RING
+from kernels.reduce.ring_bulk import RING_BULK
 from kernels.reduce.ways import ReduceInfo, Ways
 from kernels.reduce.workspace import Workspace
 
 __all__ = ["WAYS", "ReduceInfo", "prepare", "reduce_scatter", "throughput_config", "ways"]
 
-_WAYS = Ways("a ReduceScatter", (RING,))
+_WAYS = Ways("a ReduceScatter", (RING, RING_BULK, DIRECT))
 
 WAYS = _WAYS.names
 

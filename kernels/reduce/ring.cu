@@ -21,48 +21,15 @@
 //            THREADS threads. num_pieces: of the chunk that is cut into most.
 #include "ring.cuh"
 
-constexpr u32 STEPS = SCATTER_ONLY ? SCATTER_STEPS : ALL_STEPS;
-
-struct Buffers {       // by value in the parameters
-  const u8* src;       // count elements
-  u8* dst;             // count elements; SCATTER_ONLY: those of the own chunk
-  u8* next_dst;        // as this GPU sees it
-  u8* scratch;         // mine, and the next rank's
-  u8* next_scratch;
-  u64 count;
-  u64 origin;          // of pieces (reduce.cuh)
+struct Threads {
+  template <u32 TARGETS, u32 SOURCES>
+  PTX_INLINE void operator()(u8* const (&dst)[TARGETS], const u8* const (&src)[SOURCES], Slice piece) const {
+    sum_piece(dst, src, piece);
+  }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-ring(const __grid_constant__ Buffers buffers, SignalControl* control, u32 num_pieces, u32 rank) {
-  Ring ring = open_ring(control, rank);
-  const u8* const src = buffers.src;
-  u8* const dst = SCATTER_ONLY ? buffers.dst - chunk_of(buffers.count, rank).begin : buffers.dst;
-  const auto slot = [](u8* scratch, u32 into_scratch) {
-    return scratch + (blockIdx.x * NUM_SLOTS + into_scratch % NUM_SLOTS) * (u64)PIECE_BYTES;
-  };
-
-  u32 sent = 0, into_scratch = 0;
-  for (u32 j = blockIdx.x; j < num_pieces; j += gridDim.x) {
-    for (u32 step = 0; step <= STEPS; ++step) {
-      const Slice chunk = chunk_of(buffers.count, chunk_in(rank, step));
-      const Piece piece = piece_of((u32)buffers.origin, chunk, j);
-      if (!await_step(ring, step, sent, into_scratch)) return;
-      u8* const to = base_of(slot(buffers.next_scratch, into_scratch), piece);
-      const u8* const came = base_of(slot(buffers.scratch, into_scratch - 1), piece);
-      if (step == 0) sum_piece({to}, {src}, piece.bytes);
-      else if (step < SCATTER_STEPS) sum_piece({to}, {came, src}, piece.bytes);
-      else if (SCATTER_ONLY) sum_piece({dst}, {came, src}, piece.bytes);
-      else if (step == SCATTER_STEPS) sum_piece({dst, buffers.next_dst}, {came, src}, piece.bytes);
-      else if (step < STEPS) sum_piece({buffers.next_dst}, {dst}, piece.bytes);
-      signal_step(ring, step, STEPS);
-      sent += step < STEPS, into_scratch += step < SCATTER_STEPS;
-    }
-  }
-  close_ring(ring);
-
-  if (SCATTER_ONLY) {  // a rank that has its chunk does not know that the others have theirs
-    Signals signals = open_signals(control, rank);
-    if (sync_ranks(signals, SIGNAL_STEP_EXIT)) close_signals(signals);
-  }
+ring(const __grid_constant__ RingBuffers buffers, SignalControl* control, u32 num_pieces, u32 rank) {
+  const Threads threads;
+  go_around(buffers, control, num_pieces, rank, threads);
 }

@@ -11,7 +11,7 @@ import numpy as np
 from kernels.common import check_whole, require
 from kernels.ipc.gather import LINE_BYTES
 from kernels.reduce.config import KernelWay, ReduceConfig, direct_reason, suitable_ctas
-from kernels.reduce.message import AllReduceMessage, ReduceScatterMessage
+from kernels.reduce.message import AllReduceMessage, Message, ReduceScatterMessage
 
 if TYPE_CHECKING:
     from kernels.ipc.member import Member
@@ -34,7 +34,12 @@ class RingConfig(ReduceConfig):
         size, slots = check_whole("piece_bytes", self.piece_bytes), check_whole("num_slots", self.num_slots)
         whole = size > 0 and size % LINE_BYTES == 0
         require(whole, "piece_bytes must be a positive multiple of 128", size, "use 32768")
-        require(slots >= 1, "num_slots must be at least 1", slots, "use 2")
+        require(
+            slots >= 2,
+            "num_slots must be at least 2: a slot is freed by a step that sends into one",
+            slots,
+            "use 2",
+        )
 
     @property
     def scratch_bytes(self) -> int:
@@ -80,7 +85,9 @@ def arguments(
     return buffers, message.workspace.control(member), np.uint32(pieces), np.uint32(rank)
 
 
-RING = KernelWay(
-    "ring.sm", RingConfig, throughput_config, arguments, direct_reason,
-    defines=lambda message: {"SCATTER_ONLY": int(not isinstance(message, AllReduceMessage))},
-)  # fmt: skip
+def defines(message: Message) -> dict[str, object]:
+    """Which form of the kernel."""
+    return {"SCATTER_ONLY": int(not isinstance(message, AllReduceMessage))}
+
+
+RING = KernelWay("ring.sm", RingConfig, throughput_config, arguments, direct_reason, defines=defines)
