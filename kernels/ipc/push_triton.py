@@ -48,6 +48,28 @@ def load_acquire_sys(pointer):
 
 
 @triton.jit
+def wait_word(
+    control, slot, peer, word, wanted, step, number, WORLD_SIZE: tl.constexpr, RECORDS: tl.constexpr
+):
+    """Waits until a word of the slot has reached an epoch, as in signals.cuh. Gives 0 when the host has
+    aborted, else 1: every thread sees that for itself."""
+    abort = load_acquire_sys(control)
+    seen = load_acquire_sys(word)
+    while ((seen - wanted).to(tl.int32, bitcast=True) < 0) & (abort == 0):
+        abort = load_acquire_sys(control)
+        seen = load_acquire_sys(word)
+    alive = 1
+    if (seen - wanted).to(tl.int32, bitcast=True) < 0:
+        record = control + RECORDS // 4 + (slot * WORLD_SIZE + peer) * 4
+        tl.store(record, step)
+        tl.store(record + 1, wanted)
+        tl.store(record + 2, seen)
+        tl.store(record + 3, number)
+        alive = 0
+    return alive
+
+
+@triton.jit
 def sync_ranks(
     control, rank, slot, epoch, step, WORLD_SIZE: tl.constexpr, PADS: tl.constexpr, RECORDS: tl.constexpr
 ):
@@ -63,17 +85,7 @@ def sync_ranks(
     mine = tl.load(pads + rank).to(tl.pointer_type(tl.uint32)) + slot * WORLD_SIZE
     for turn in tl.static_range(1, WORLD_SIZE):
         peer = (rank + turn) % WORLD_SIZE
-        abort = load_acquire_sys(control)
-        seen = load_acquire_sys(mine + peer)
-        while ((seen - epoch).to(tl.int32, bitcast=True) < 0) & (abort == 0):
-            abort = load_acquire_sys(control)
-            seen = load_acquire_sys(mine + peer)
-        if (seen - epoch).to(tl.int32, bitcast=True) < 0:
-            record = control + RECORDS // 4 + (slot * WORLD_SIZE + peer) * 4
-            tl.store(record, step)
-            tl.store(record + 1, epoch)
-            tl.store(record + 2, seen)
-            alive = 0
+        alive &= wait_word(control, slot, peer, mine + peer, epoch, step, 0, WORLD_SIZE, RECORDS)
     return alive
 
 
