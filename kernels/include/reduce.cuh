@@ -123,10 +123,27 @@ PTX_INLINE Piece piece_of(u32 origin, Slice range, u64 j) {
 PTX_INLINE u8* base_of(u8* slot, const Piece& piece) { return slot - piece.window; }
 
 // ---- the sum of a piece ---------------------------------------------------------------------------
+// The ends of a piece, in front of its body and behind, by single elements.
+template <u32 TEAM = THREADS, u32 TARGETS, u32 SOURCES>
+PTX_INLINE void sum_edges(u8* const (&dst)[TARGETS], const u8* const (&src)[SOURCES], Slice piece, Slice body) {
+  const u64 head = body.begin - piece.begin, edges = head + (piece.end - body.end);
+#pragma unroll 1
+  for (u64 edge = threadIdx.x % TEAM * ELEMENT_BYTES; edge < edges; edge += TEAM * ELEMENT_BYTES) {
+    const u64 here = edge < head ? piece.begin + edge : body.end + (edge - head);
+    Bits values[SOURCES];
+#pragma unroll
+    for (u32 k = 0; k < SOURCES; ++k) ld_global(values[k], src[k] + here);
+    const Bits total = sum_of(values);
+#pragma unroll
+    for (u32 k = 0; k < TARGETS; ++k) st_global(dst[k] + here, total);
+  }
+}
+
 // dst[k][at] = src[0][at] + src[1][at] + ..., for every element of a piece, to every dst. Each thread loads
 // UNROLL vectors of all sources before it uses the first. A dst may be one of the sources. The ends of the
-// piece go by single elements, and all of it where the buffers lie differently modulo 16.
-template <u32 TARGETS, u32 SOURCES>
+// piece go by single elements, and all of it where the buffers lie differently modulo 16. TEAM threads do it,
+// all of the CTA or each team a piece of its own.
+template <u32 TEAM = THREADS, u32 TARGETS, u32 SOURCES>
 PTX_INLINE void sum_piece(u8* const (&dst)[TARGETS], const u8* const (&src)[SOURCES], Slice piece) {
   u64 apart = 0;
 #pragma unroll
@@ -135,8 +152,8 @@ PTX_INLINE void sum_piece(u8* const (&dst)[TARGETS], const u8* const (&src)[SOUR
   for (u32 k = 1; k < TARGETS; ++k) apart |= (u64)dst[k] ^ (u64)dst[0];
   const Slice body = apart % 16 == 0 ? body_of<16>(dst[0], piece) : Slice{piece.begin, piece.begin};
 
-  constexpr u32 STEP = THREADS * 16;
-  u64 at = body.begin + threadIdx.x * 16;
+  constexpr u32 STEP = TEAM * 16;
+  u64 at = body.begin + threadIdx.x % TEAM * 16;
   const auto round = [&](bool whole) {
     b32x4 v[UNROLL][SOURCES];
 #pragma unroll
@@ -156,16 +173,5 @@ PTX_INLINE void sum_piece(u8* const (&dst)[TARGETS], const u8* const (&src)[SOUR
 #pragma unroll 1
   for (; at + (UNROLL - 1) * STEP < body.end; at += UNROLL * STEP) round(true);
   if (UNROLL > 1) round(false);
-
-  const u64 head = body.begin - piece.begin, edges = head + (piece.end - body.end);
-#pragma unroll 1
-  for (u64 edge = threadIdx.x * ELEMENT_BYTES; edge < edges; edge += THREADS * ELEMENT_BYTES) {
-    const u64 here = edge < head ? piece.begin + edge : body.end + (edge - head);
-    Bits values[SOURCES];
-#pragma unroll
-    for (u32 k = 0; k < SOURCES; ++k) ld_global(values[k], src[k] + here);
-    const Bits total = sum_of(values);
-#pragma unroll
-    for (u32 k = 0; k < TARGETS; ++k) st_global(dst[k] + here, total);
-  }
+  sum_edges<TEAM>(dst, src, piece, body);
 }

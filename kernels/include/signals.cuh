@@ -82,19 +82,19 @@ PTX_INLINE bool wait_word(SignalControl* control, u32 slot, u32 peer, const u32*
 }
 
 // Waits until the peer has reached this epoch. False: the host has aborted.
-PTX_INLINE bool wait_peer(const Signals& signals, u32 step) {
-  return wait_word(signals.control, blockIdx.x, threadIdx.x, signals.mine, signals.epoch, step, 0);
+PTX_INLINE bool wait_peer(const Signals& signals, u32 step, u32 number = 0) {
+  return wait_word(signals.control, blockIdx.x, threadIdx.x, signals.mine, signals.epoch, step, number);
 }
 
 // The barrier of this slot over all ranks; the whole CTA calls it. What any rank's CTA of this slot did
 // before is seen by all of them after. False: the host has aborted, leave the kernel.
-PTX_INLINE bool sync_ranks(Signals& signals, u32 step) {
+PTX_INLINE bool sync_ranks(Signals& signals, u32 step, u32 number = 0) {
   __syncthreads();  // the accesses of all threads, before the release of the few that signal
   ++signals.epoch;
   bool aborted = false;
   if (has_peer(signals)) {
     signal_peer(signals);
-    aborted = !wait_peer(signals, step);
+    aborted = !wait_peer(signals, step, number);
   }
   return !__syncthreads_or(aborted);  // what the few have acquired, before the accesses of all
 }

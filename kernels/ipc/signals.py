@@ -41,6 +41,8 @@ class Step(IntEnum):
     """In the scratch memory of the peer, for what the step sends."""
     TREE_REDUCE = 6
     TREE_BROADCAST = 7
+    TERMS = 8
+    """All terms of what the rank adds in this turn."""
 
 
 _TEXTS = {
@@ -51,6 +53,7 @@ _TEXTS = {
     Step.ROOM: "room for step {}",
     Step.TREE_REDUCE: "reduction up tree {}",
     Step.TREE_BROADCAST: "broadcast down tree {}",
+    Step.TERMS: "terms of turn {}",
 }
 
 

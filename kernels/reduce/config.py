@@ -58,7 +58,17 @@ class ReduceConfig:
 
     @property
     def scratch_bytes(self) -> int:
-        """Scratch memory per rank."""
+        """Scratch memory per rank, where the number of ranks does not matter."""
+        return 0
+
+    def scratch_for(self, world_size: int) -> int:
+        """Scratch memory per rank, in a group of so many."""
+        del world_size
+        return self.scratch_bytes
+
+    @property
+    def oneshot_bytes(self) -> int:
+        """Room in the one-shots' part, per rank and side."""
         return 0
 
     @property
@@ -111,11 +121,18 @@ class KernelWay:
             f"{config.ctas} CTAs",
             "use fewer, or a Workspace with more channels",
         )
+        scratch_bytes = config.scratch_for(workspace.group.world_size)
         require(
-            config.scratch_bytes <= workspace.scratch.nbytes,
+            scratch_bytes <= workspace.scratch.nbytes,
             f"the workspace has {workspace.scratch.nbytes} bytes of scratch memory",
-            f"{config.scratch_bytes} bytes needed by {config}",
+            f"{scratch_bytes} bytes needed by {config}",
             "use smaller pieces or fewer CTAs, or a Workspace with more scratch_bytes",
+        )
+        require(
+            config.oneshot_bytes <= workspace.oneshot_bytes,
+            f"the workspace's one-shots have {workspace.oneshot_bytes} bytes per turn",
+            f"{config.oneshot_bytes} bytes needed by {config}",
+            "use smaller pieces or fewer CTAs, or a Workspace with more oneshot_bytes",
         )
         check_shared(config.shared_bytes, member.device.capabilities)
         kernel = member.device.compile(
