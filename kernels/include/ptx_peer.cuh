@@ -45,7 +45,20 @@ PTX_INLINE void st_global(void* dst, const u16& src) {
   asm volatile("st.global.b16 [%0], %1;" :: "l"(dst), "h"(src) : "memory");
 }
 
-// ---- multimem: one store, every GPU bound to the multicast address; sm_90 and later --------------
+// ---- multimem: one access, every GPU bound to the multicast address; sm_90 and later -------------
+// Elements of all GPUs, added in an order that the switch chooses; halves in float32, rounded once.
+PTX_INLINE void multimem_ld_reduce_add_v4_f32(b32x4& dst, const void* src) {
+  asm volatile("multimem.ld_reduce.weak.global.add.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(dst.x), "=r"(dst.y), "=r"(dst.z), "=r"(dst.w) : "l"(src) : "memory");
+}
+PTX_INLINE void multimem_ld_reduce_add_acc_f32_v4_f16x2(b32x4& dst, const void* src) {
+  asm volatile("multimem.ld_reduce.weak.global.add.acc::f32.v4.f16x2 {%0, %1, %2, %3}, [%4];"
+               : "=r"(dst.x), "=r"(dst.y), "=r"(dst.z), "=r"(dst.w) : "l"(src) : "memory");
+}
+PTX_INLINE void multimem_ld_reduce_add_acc_f32_v4_bf16x2(b32x4& dst, const void* src) {
+  asm volatile("multimem.ld_reduce.weak.global.add.acc::f32.v4.bf16x2 {%0, %1, %2, %3}, [%4];"
+               : "=r"(dst.x), "=r"(dst.y), "=r"(dst.z), "=r"(dst.w) : "l"(src) : "memory");
+}
 PTX_INLINE void multimem_st(void* dst, const b32x4& src) {  // the type only gives the width: bits are moved
   asm volatile("multimem.st.weak.global.v4.f32 [%0], {%1, %2, %3, %4};"
                :: "l"(dst), "r"(src.x), "r"(src.y), "r"(src.z), "r"(src.w) : "memory");

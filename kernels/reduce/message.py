@@ -49,8 +49,8 @@ class Message(ABC):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AllReduceMessage(Message):
-    """The sum goes to ``dst`` of every rank. ``symmetric_src``: the terms, where they are in symmetric memory;
-    dst in place."""
+    """The sum goes to ``dst`` of every rank. ``symmetric_src``: the terms, where they are in symmetric
+    memory; dst in place."""
 
     dst: Symmetric
     symmetric_src: Symmetric | None = None
