@@ -65,9 +65,10 @@ def prepare(
     dtype: object,
     way: str,
     config: ReduceConfig | None = None,
-) -> None:
+) -> tuple[object, ...]:
     """Do what :func:`reduce_scatter` with these arguments does only the first time: compile and load.
 
-    Collective. For before a capture or a timed region. Reduces nothing; raises as :func:`reduce_scatter`.
+    Collective. For before a capture or a timed region. Reduces nothing. Returns what was loaded for each
+    local rank, a :class:`smfree.cuda.Kernel` where it is one. Raises as :func:`reduce_scatter`.
     """
-    _WAYS.prepare(reduce_scatter_message(workspace, dst, src, Element.of(dtype)), way, config)
+    return _WAYS.prepare(reduce_scatter_message(workspace, dst, src, Element.of(dtype)), way, config)

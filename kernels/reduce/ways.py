@@ -100,11 +100,10 @@ class Ways:
         )
         return way, chosen
 
-    def prepare(self, message: Message, name: str, config: ReduceConfig | None) -> None:
-        """Compile and load for every member."""
+    def prepare(self, message: Message, name: str, config: ReduceConfig | None) -> tuple[object, ...]:
+        """Compile and load for every member; what each way gave for it."""
         way, chosen = self.choose(message, name, config)
-        for member in message.workspace.group.members:
-            way.prepare(member, message, chosen)
+        return tuple(way.prepare(member, message, chosen) for member in message.workspace.group.members)
 
     def run(self, message: Message, name: str, config: ReduceConfig | None, what: str) -> ReduceInfo:
         """Queue it: nothing for no element, a copy in a group of one. ``what``: for errors."""
