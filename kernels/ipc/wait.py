@@ -204,7 +204,7 @@ def _polled_words(group: Group, report: str) -> Iterable[str]:
 
 def _waits_for_nobody(ranks: Collection[int]) -> str:
     verb = "waits" if len(ranks) == 1 else "wait"
-    return f"{named(ranks)} {verb} for nobody: not called yet, late, or gone"
+    return f"{named(ranks)} {verb} for nobody: not called yet, late, or failed"
 
 
 def _lost_peer(group: Group, what: str) -> PeerLost | None:
