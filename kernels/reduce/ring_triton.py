@@ -28,7 +28,7 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from kernels.common import OperandError, require
+from kernels.common import OperandError, check_whole, require
 from kernels.ipc.gather import VECTOR_BYTES
 from kernels.ipc.push_triton import wait_word
 from kernels.ipc.signals import Step
@@ -153,7 +153,9 @@ class TritonRingConfig(ReduceConfig):
         for name in ("threads", "unroll"):
             value = getattr(self, name)
             require(value & (value - 1) == 0, f"{name} must be a power of two", value, "round it")
-        require(self.num_slots >= 1, "num_slots must be at least 1", self.num_slots, "use 2")
+        slots = check_whole("num_slots", self.num_slots)
+        rule = "num_slots must be at least 2: a slot is freed by a step that sends into one"
+        require(slots >= 2, rule, slots, "use 2")
 
     @property
     def piece_bytes(self) -> int:

@@ -120,22 +120,22 @@ def test_sums_at_the_edges_of_halves_are_rounded_once(node: str) -> None:
                 assert np.isnan(element.widen(got[~finite])).all()
 
 
-@pytest.mark.parametrize(
-    ("num_slots", "waiting"), [(2, (0, 2, "reduce-scatter step 2")), (1, (0, 1, "room for step 1"))]
-)
-def test_a_rank_that_never_calls_is_named_with_the_step(
-    num_slots: int, waiting: tuple[int, int, str], node: str
-) -> None:
-    """Rank 1 does not come, so rank 2 has nothing to send on to rank 0, which has one slot or two to fill."""
-    with opened_group(3, node=node) as group, workspace(group) as space:
-        dst = group.symmetric(3 * 128 * 4, "dst")
-        src = [member.device.asarray(np.ones(3 * 128, np.float32)) for member in group.members]
-        for rank in (0, 2):
-            twin(space, dst, src, Element.F32, rank, num_slots=num_slots, ctas=1)
+def test_a_rank_that_never_calls_is_named_with_the_step(node: str) -> None:
+    """Rank 1 does not come: rank 2 gets nothing, so rank 3 gets no sum from it, and rank 0 has filled both
+    slots of rank 1."""
+    with opened_group(4, node=node) as group, workspace(group) as space:
+        dst = group.symmetric(4 * 128 * 4, "dst")
+        src = [member.device.asarray(np.ones(4 * 128, np.float32)) for member in group.members]
+        for rank in (0, 2, 3):
+            twin(space, dst, src, Element.F32, rank, ctas=1)
         with pytest.raises(CollectiveTimeout) as caught:
             group.wait(0.5)
         waits = {(wait.rank, wait.peer, wait.step) for wait in caught.value.waits}
-        assert waits == {(2, 1, "reduce-scatter step 1"), waiting}
+        assert waits == {
+            (2, 1, "reduce-scatter step 1"),
+            (3, 2, "reduce-scatter step 2"),
+            (0, 1, "room for step 2"),
+        }
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_what_the_twin_does_not_take_is_refused(count: int, shift: int, what: st
 def test_pieces_are_powers_of_two() -> None:
     from kernels.reduce.ring_triton import TritonRingConfig
 
-    for wrong in ({"threads": 96}, {"unroll": 3}, {"num_slots": 0}):
+    for wrong in ({"threads": 96}, {"unroll": 3}, {"num_slots": 1}):
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be"):
             TritonRingConfig(**wrong)  # type: ignore[arg-type]
 
