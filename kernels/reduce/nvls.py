@@ -47,9 +47,9 @@ class NvlsConfig(ReduceConfig):
 
 
 def unavailable(group: Group, element: Element) -> str | None:
-    """Why the group's symmetric memory has no multicast address, None when it has."""
+    """Why the group's symmetric memory has no multicast address, None when it has: or needs none, alone."""
     del element  # the switch adds all of them
-    return group.direct_reason or group.multicast_reason
+    return None if group.world_size == 1 else group.direct_reason or group.multicast_reason
 
 
 def throughput_config(workspace: Workspace, element: Element, nbytes: int) -> NvlsConfig:

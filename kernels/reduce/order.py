@@ -33,6 +33,7 @@ Inputs = Sequence[NDArray[np.unsignedinteger]]
 
 FLOAT32_ROUNDOFF = Element.F32.unit_roundoff
 FLOAT64_ROUNDOFF = 2.0**-53
+FLOAT32_SMALLEST_NORMAL = 2.0**-126
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ def error_bound(way: str, inputs: Inputs, element: Element) -> NDArray[np.float6
     magnitudes. Subnormals add nothing to it: every element is a multiple of the smallest, so are all sums and
     what float32 makes of them, and those in the range of subnormals are elements themselves. The true sum's
     own N - 1 roundings are added, and one for its comparison. A way without a stated order may round each
-    addition.
+    addition; and flush float32 subnormals of terms and sums, as ``red.add.f32`` does: nothing says that the
+    switch does not.
     """
     hops = len(inputs) - 1
     each = way not in ORDERS or ORDERS[way].rounds_each
@@ -109,4 +111,5 @@ def error_bound(way: str, inputs: Inputs, element: Element) -> NDArray[np.float6
     growth = hops * log1p(FLOAT32_ROUNDOFF) + roundings * log1p(element.unit_roundoff)
     own = (hops + 1) * FLOAT64_ROUNDOFF if hops else 0.0
     magnitudes: Any = np.sum([np.abs(element.widen(bits).astype(np.float64)) for bits in inputs], axis=0)
-    return magnitudes * (expm1(growth) + own)
+    flushed = 0.0 if way in ORDERS or not hops else (2 * hops + 1) * FLOAT32_SMALLEST_NORMAL
+    return magnitudes * (expm1(growth) + own) + flushed
