@@ -43,6 +43,8 @@ class Step(IntEnum):
     TREE_BROADCAST = 7
     TERMS = 8
     """All terms of what the rank adds in this turn."""
+    TREE_ROOM = 9
+    """In the scratch memory of the parent."""
 
 
 _TEXTS = {
@@ -54,6 +56,7 @@ _TEXTS = {
     Step.TREE_REDUCE: "reduction up tree {}",
     Step.TREE_BROADCAST: "broadcast down tree {}",
     Step.TERMS: "terms of turn {}",
+    Step.TREE_ROOM: "room up tree {}",
 }
 
 

@@ -17,14 +17,16 @@ from kernels.reduce.config import ReduceConfig
 from kernels.reduce.direct import ONESHOT, TWOSHOT
 from kernels.reduce.elements import Element
 from kernels.reduce.message import all_reduce_message
+from kernels.reduce.nvls import NVLS
 from kernels.reduce.ring import RING
 from kernels.reduce.ring_bulk import RING_BULK
+from kernels.reduce.tree import TREE
 from kernels.reduce.ways import ReduceInfo, Ways
 from kernels.reduce.workspace import Workspace
 
 __all__ = ["WAYS", "ReduceInfo", "allreduce", "prepare", "throughput_config", "ways"]
 
-_WAYS = Ways("an AllReduce", (RING, RING_BULK, ONESHOT, TWOSHOT))
+_WAYS = Ways("an AllReduce", (RING, RING_BULK, TREE, ONESHOT, TWOSHOT, NVLS))
 
 WAYS = _WAYS.names
 
@@ -72,9 +74,10 @@ def prepare(
     dtype: object,
     way: str,
     config: ReduceConfig | None = None,
-) -> None:
+) -> tuple[object, ...]:
     """Do what :func:`allreduce` with these arguments does only the first time: compile and load.
 
-    Collective. For before a capture or a timed region. Reduces nothing; raises as :func:`allreduce`.
+    Collective. For before a capture or a timed region. Reduces nothing. Returns what was loaded for each
+    local rank, a :class:`smfree.cuda.Kernel` where it is one. Raises as :func:`allreduce`.
     """
-    _WAYS.prepare(all_reduce_message(workspace, dst, src, Element.of(dtype)), way, config)
+    return _WAYS.prepare(all_reduce_message(workspace, dst, src, Element.of(dtype)), way, config)

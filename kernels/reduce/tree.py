@@ -1,0 +1,81 @@
+"""AllReduce up and down two binary trees (tree.cu): way ``tree``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from kernels.common import require
+from kernels.reduce.config import KernelWay, direct_reason, suitable_ctas
+from kernels.reduce.message import AllReduceMessage, pieces_of
+from kernels.reduce.ring import RingConfig, suitable_piece
+from kernels.reduce.trees import two_trees
+
+if TYPE_CHECKING:
+    from kernels.ipc.member import Member
+    from kernels.reduce.elements import Element
+    from kernels.reduce.workspace import Workspace
+
+ROLES = 4
+"""CTAs of a channel: up and down in two trees."""
+NOBODY = 0xFFFFFFFF
+
+_BRANCH = np.dtype(
+    [("parent", "<u4"), ("side", "<u4"), ("children", "<u4", 2), ("parent_scratch", "<u8"),
+     ("child_dst", "<u8", 2), ("num_pieces", "<u8")]
+)  # fmt: skip
+_BUFFERS = np.dtype(
+    [("src", "<u8"), ("dst", "<u8"), ("scratch", "<u8"), ("count", "<u8"), ("origin", "<u8"),
+     ("branches", _BRANCH, 2)]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeConfig(RingConfig):
+    """``ctas`` / 4 channels; pieces and slots, of each child, as in a ring. Raises ConfigError."""
+
+    file: ClassVar[str] = "tree.cu"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.ctas % ROLES == 0,
+            "ctas must be a multiple of 4: up and down in two trees",
+            self.ctas,
+            "use 16",
+        )
+
+
+def throughput_config(workspace: Workspace, element: Element, nbytes: int) -> TreeConfig:
+    """For messages of ``nbytes``."""
+    del element
+    ctas = max(ROLES, suitable_ctas(workspace, nbytes) // ROLES * ROLES)
+    return TreeConfig(ctas=ctas, piece_bytes=suitable_piece(workspace, ctas, TreeConfig.num_slots))
+
+
+def arguments(member: Member, message: AllReduceMessage, config: TreeConfig) -> Sequence[object]:
+    """Of the kernel."""
+    rank, workspace = member.rank, message.workspace
+    scratch, dst = workspace.scratch.pointers(rank), message.dst.pointers(rank)
+    middle = (message.count + 1) // 2 * message.element.bytes
+    halves = (0, middle), (middle, message.nbytes)
+    buffers = np.zeros((), _BUFFERS)
+    buffers["src"], buffers["dst"], buffers["scratch"] = message.src(rank).ptr, dst[rank], scratch[rank]
+    buffers["count"], buffers["origin"] = message.count, message.origin
+    trees = two_trees(workspace.group.world_size)
+    for branch, tree, (begin, end) in zip(buffers["branches"], trees, halves, strict=True):
+        parent, children = tree.parents[rank], tree.children(rank)
+        branch["parent"] = NOBODY
+        if parent is not None:
+            branch["parent"], branch["parent_scratch"] = parent, scratch[parent]
+            branch["side"] = tree.children(parent).index(rank)
+        branch["children"] = [*children, NOBODY, NOBODY][:2]
+        branch["child_dst"] = [*(dst[child] for child in children), 0, 0][:2]
+        branch["num_pieces"] = pieces_of(message.origin, begin, end, config.piece_bytes)
+    return buffers, workspace.control(member), np.uint32(rank)
+
+
+TREE = KernelWay("tree", TreeConfig, throughput_config, arguments, direct_reason)
