@@ -4,6 +4,8 @@
 
 - **ring**: chunk c is ``x[c + 1] + x[c + 2] + ... + x[c]``, ranks modulo N, from the left, rounded to the
   element after each addition: that is what travels.
+- **trees**: a rank with children has ``own + the lower child's + the higher child's``, rounded to the element
+  once; what the root has. Each half of the message has its tree (trees.py), the first an element longer.
 - **in order of rank**: ``x[0] + x[1] + ... + x[N - 1]``, from the left, rounded to the element once, at the
   end.
 
@@ -27,6 +29,7 @@ from numpy.typing import NDArray
 from kernels.common import ConfigError
 from kernels.reduce.elements import Element
 from kernels.reduce.message import chunk_of
+from kernels.reduce.trees import Tree, two_trees
 
 Inputs = Sequence[NDArray[np.unsignedinteger]]
 """The bits of what each rank gives, all of one length."""
@@ -38,11 +41,11 @@ FLOAT32_SMALLEST_NORMAL = 2.0**-126
 
 @dataclass(frozen=True)
 class Order:
-    """``sum(inputs, element)``: the bits of the sum. ``rounds_each``: whether every addition is rounded to
-    the element, or only the last."""
+    """``sum(inputs, element)``: the bits of the sum. ``roundings(ranks)``: how often what a rank gives is
+    rounded to the element on its way, at most."""
 
     sum: Callable[[Inputs, Element], NDArray[np.unsignedinteger]]
-    rounds_each: bool
+    roundings: Callable[[int], int]
 
 
 def ring_sum(inputs: Inputs, element: Element) -> NDArray[np.unsignedinteger]:
@@ -58,6 +61,19 @@ def ring_sum(inputs: Inputs, element: Element) -> NDArray[np.unsignedinteger]:
     return total
 
 
+def tree_sum(inputs: Inputs, element: Element) -> NDArray[np.unsignedinteger]:
+    """Up two trees."""
+
+    def up(tree: Tree, rank: int, half: slice) -> NDArray[np.unsignedinteger]:
+        terms = [up(tree, child, half) for child in tree.children(rank)]
+        return sum_in_order([inputs[rank][half], *terms], element)
+
+    middle = (len(inputs[0]) + 1) // 2
+    halves = slice(0, middle), slice(middle, None)
+    trees = two_trees(len(inputs))
+    return np.concatenate([up(tree, tree.root, half) for tree, half in zip(trees, halves, strict=True)])
+
+
 def sum_in_order(inputs: Inputs, element: Element) -> NDArray[np.unsignedinteger]:
     """From the first to the last, rounded once; one alone keeps its bits."""
     if len(inputs) == 1:
@@ -69,11 +85,13 @@ def sum_in_order(inputs: Inputs, element: Element) -> NDArray[np.unsignedinteger
     return element.narrow(total)
 
 
-RING = Order(ring_sum, rounds_each=True)
-BY_RANK = Order(sum_in_order, rounds_each=False)
+RING = Order(ring_sum, roundings=lambda ranks: ranks - 1)
+TREES = Order(tree_sum, roundings=lambda ranks: two_trees(ranks)[0].depth)
+BY_RANK = Order(sum_in_order, roundings=lambda ranks: min(ranks - 1, 1))
 
-ORDERS: Mapping[str, Order] = {"ring.sm": RING, "ring.tma": RING, "oneshot": BY_RANK, "twoshot": BY_RANK,
-                               "ce": BY_RANK}  # fmt: skip
+ORDERS: Mapping[str, Order] = {
+    "ring.sm": RING, "ring.tma": RING, "tree": TREES, "oneshot": BY_RANK, "twoshot": BY_RANK, "ce": BY_RANK,
+}  # fmt: skip
 """By way of an AllReduce."""
 
 
@@ -106,8 +124,8 @@ def error_bound(way: str, inputs: Inputs, element: Element) -> NDArray[np.float6
     switch does not.
     """
     hops = len(inputs) - 1
-    each = way not in ORDERS or ORDERS[way].rounds_each
-    roundings = 0 if element is Element.F32 else hops if each else min(hops, 1)
+    known = ORDERS.get(way, RING)
+    roundings = 0 if element is Element.F32 else known.roundings(len(inputs))
     growth = hops * log1p(FLOAT32_ROUNDOFF) + roundings * log1p(element.unit_roundoff)
     own = (hops + 1) * FLOAT64_ROUNDOFF if hops else 0.0
     magnitudes: Any = np.sum([np.abs(element.widen(bits).astype(np.float64)) for bits in inputs], axis=0)

@@ -1,10 +1,11 @@
 """Two binary trees over the ranks: who adds for whom, and who passes the sums on.
 
-In each tree the ranks stand in some order, the left child's tree in front of a rank and the right one's behind
-it, and every place of even number is a leaf. The second tree stands in reverse order where the number of ranks is
-even, else one rank further on: so who is a leaf in one adds in the other, and every rank's links carry about as
-much both ways. With an odd number one rank is a leaf in both. The idea: P. Sanders, J. Speck, J. L. Traeff,
-"Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35, 2009.
+In each tree the ranks stand in some order, the left child's tree in front of a rank and the right one's
+behind it, and every place of even number is a leaf. The second tree stands in reverse order where the number
+of ranks is even, else one rank further on: so who is a leaf in one adds in the other, and every rank's links
+carry about as much both ways. With an odd number one rank is a leaf in both. The idea: P. Sanders, J. Speck,
+J. L. Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35,
+2009.
 """
 
 from __future__ import annotations
