@@ -19,6 +19,8 @@ from kernels.ipc.allgather import allgather
 from kernels.ipc.copy_engine import CopyEngineConfig
 from kernels.ipc.group import Group
 from kernels.ipc.slabs import Backing
+from kernels.reduce.allreduce import allreduce
+from kernels.reduce.workspace import Workspace
 from smfree.cuda import Device
 from smfree.cuda.ipc import export
 from smfree.cuda.vmm import PhysicalMemory
@@ -165,9 +167,16 @@ def grow(context: RankContext) -> list[tuple[str, int, dict[str, int]]]:
             allgather(group, group.symmetric(16, "dst"), own, way=way)
             group.wait(timeout_s=20)
 
+    def reduce() -> None:
+        sizes: dict[str, Any] = {"scratch_bytes": 256, "oneshot_bytes": 0, "channels": 1}
+        with Workspace(group, **sizes, own_streams=True) as workspace, group.symmetric(8, "sum") as dst:
+            allreduce(workspace, dst, own, dtype="float32", way="ring.sm")
+            group.wait(timeout_s=20)
+
     with Group.join(device, ranks, pool_bytes=1 << 14) as group:
         tasks: list[tuple[str, int, Callable[[], None]]] = [
             ("pool allocations", 400, lambda: group.symmetric(100, "x").free()),
+            ("workspaces", 8, reduce),
             ("IPC opens", 100, open_twice),
             ("VMM imports", 40, share),
             ("groups over VMM", 8, lambda: join(Backing.VMM, "ce")),

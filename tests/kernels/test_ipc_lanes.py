@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 from unittest.mock import Mock
@@ -201,19 +202,32 @@ def test_a_pool_without_room_takes_nothing(node: str) -> None:
         assert group.pool.free_bytes == free
 
 
-def test_a_lane_begins_behind_all_work_of_the_group(node: str) -> None:
-    """What was freed, and which its signals may lie in, is not used any more."""
-    with local_group(2, node) as group:
-        dst = group.symmetric(1 << 16, "dst")
-        for member in group.members:
-            dst.array(member.rank).fill(0, stream=member.stream)
-        allgather(group, dst, way="sm.push", config=PushConfig(ctas=1, threads=32))
-        dst.free()
-        with workspace(group, own_streams=True) as space:
-            assert all(member.stream.query() for member in group.members)
-            reduce(space, out := group.symmetric(4 * COUNT, "out"))
-            group.wait(timeout_s=20)
-            assert is_sum(group, out)
+def test_a_lane_begins_behind_all_work_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was freed, and where its signals may lie now, is used by nobody then. Rank 0's stream waits for a
+    word that rank 1 writes when both are opening a lane."""
+    idle: list[bool] = []
+    opening = Lane.open
+
+    def watched(lane: Lane, members: Any, **options: Any) -> None:
+        idle.extend(member.stream.query() for member in members)
+        opening(lane, members, **options)
+
+    def body(group: Group) -> None:
+        (member,), word = group.members, group.symmetric(4, "word")
+        word.array(member.rank).fill(0, stream=member.stream)
+        group.wait(timeout_s=20)
+        group.barrier()
+        write = threading.Timer(0.2, member.stream.write_value, [word.peer(member.rank, 0).ptr, 1])
+        if member.rank == 0:
+            member.stream.wait_value(word.array(0).ptr, 1)
+        else:
+            write.start()
+        with workspace(group, own_streams=True):
+            pass
+
+    monkeypatch.setattr(Lane, "open", watched)
+    assert joined(GPUS[:2], body) == [None, None]
+    assert idle == [True] * 4
 
 
 # --- at the same time --------------------------------------------------------------------------------
