@@ -23,6 +23,7 @@ from smfree.cuda.peers import takes_batches
 
 if TYPE_CHECKING:
     from kernels.ipc.group import Group
+    from kernels.ipc.lane import Lane
     from kernels.ipc.member import Member
     from kernels.ipc.shards import Shards
 
@@ -43,18 +44,19 @@ def unavailable(group: Group) -> str | None:
 def gather(group: Group, shards: Shards, config: CopyEngineConfig, what: str) -> CopyWay:
     """Queue the copies of the local ranks, ``what`` in errors; returns how the driver got them. Raises
     ConfigError."""
+    lane = group.lane
     for member in group.members:
         refuse_capture(member.stream, "ce")
         if not _batched(member, config):
             for peer in peers_of(group, member):
                 member.stream_to(peer)  # while nothing waits yet: making a stream may wait for the device
     with group.queueing(what):
-        entry, leave = group.lane.next_host_epoch(), group.lane.next_host_epoch()
+        entry, leave = lane.next_host_epoch(), lane.next_host_epoch()
         for member in group.members:
-            _signal(group, member, member.stream, peers_of(group, member), entry)
+            signal_peers(lane, member, member.stream, peers_of(group, member), entry)
         used = {_push(group, shards, member, config, entry, leave) for member in group.members}
         for member in group.members:
-            _await(group, member, member.stream, peers_of(group, member), leave)
+            await_peers(lane, member, member.stream, peers_of(group, member), leave)
     return CopyWay.BATCH if used == {CopyWay.BATCH} else CopyWay.ONE_BY_ONE
 
 
@@ -70,12 +72,12 @@ def place_own(shards: Shards, member: Member) -> None:
         place.copy_from_device(shards.src(member.rank), stream=member.stream)
 
 
-def refuse_capture(stream: Stream, way: str) -> None:
-    """Raise ConfigError while the stream is captured."""
+def refuse_capture(stream: Stream, way: str, others: str = "sm.push, tma.push") -> None:
+    """Raise ConfigError while the stream is captured. ``others``: ways that can be."""
     if stream.graph is not None:
         raise ConfigError(
             f"way '{way}' cannot be captured in a graph: its epochs are the host's, a replay would wait for "
-            "those of the capture; use a way whose kernels count (sm.push, tma.push)"
+            f"those of the capture; use a way whose kernels count ({others})"
         )
 
 
@@ -87,12 +89,12 @@ def _push(
     group: Group, shards: Shards, member: Member, config: CopyEngineConfig, entry: int, leave: int
 ) -> CopyWay:
     """Copy the shard to every peer that has entered, and say so there; the member's stream waits for it."""
-    peers, src = peers_of(group, member), shards.src(member.rank)
+    lane, peers, src = group.lane, peers_of(group, member), shards.src(member.rank)
     if _batched(member, config):
-        _await(group, member, member.stream, peers, entry)
+        await_peers(lane, member, member.stream, peers, entry)
         pairs = [(shards.place(member.rank, peer, member.rank), src) for peer in peers]
         way = member.device.copy_batch(pairs, stream=member.stream)
-        _signal(group, member, member.stream, peers, leave)
+        signal_peers(lane, member, member.stream, peers, leave)
         place_own(shards, member)
         return way
     ready = member.stream.record()  # what came before the call: src is written, dst is free
@@ -100,25 +102,26 @@ def _push(
     for peer in peers:
         stream = member.stream_to(peer)
         stream.wait(ready)
-        _await(group, member, stream, [peer], entry)
+        await_peers(lane, member, stream, [peer], entry)
         member.device.copy(shards.place(member.rank, peer, member.rank), src, stream=stream)
-        _signal(group, member, stream, [peer], leave)
+        signal_peers(lane, member, stream, [peer], leave)
     for peer in peers:
         member.stream.wait(member.stream_to(peer).record())
     return CopyWay.ONE_BY_ONE
 
 
-def _signal(group: Group, member: Member, stream: Stream, peers: list[int], epoch: int) -> None:
-    """Write the member's words at ``peers``, after all earlier work of ``stream``."""
-    word = group.layout.word(group.layout.host_slot, member.rank)
-    pads = group.lane.pads(member.rank)
+def signal_peers(lane: Lane, member: Member, stream: Stream, peers: list[int], epoch: int) -> None:
+    """Write the member's words at ``peers``, in the lane's slot of the host, after all earlier work of
+    ``stream``."""
+    word = lane.layout.word(lane.layout.host_slot, member.rank)
+    pads = lane.pads(member.rank)
     for peer in peers:
         stream.write_value(pads[peer].ptr + word, epoch)
 
 
-def _await(group: Group, member: Member, stream: Stream, peers: list[int], epoch: int) -> None:
-    """Let ``stream`` wait for the words of ``peers`` here, and for what they wrote before them."""
-    pad, layout = group.lane.pad(member.rank), group.layout
+def await_peers(lane: Lane, member: Member, stream: Stream, peers: list[int], epoch: int) -> None:
+    """Let ``stream`` wait for the words of ``peers`` here, and for what they did before them."""
+    pad, layout = lane.pad(member.rank), lane.layout
     for peer in peers:
         word = layout.word(layout.host_slot, peer)
         stream.wait_value(pad.ptr + word, epoch, flush=member.flushes)
