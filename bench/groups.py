@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from kernels.ipc.group import Group
+from kernels.reduce.workspace import Workspace
 from smfree.cuda import Device
 from smfree.measure.fixture import Measure
 from smfree.ranks import RankContext
@@ -29,6 +30,12 @@ def _group(devices: tuple[Device, ...], pool_bytes: int, context: RankContext | 
     if context is not None:
         return Group.join(context.device, context.rendezvous, pool_bytes=pool_bytes)
     return Group.local(devices, pool_bytes=pool_bytes)
+
+
+@lru_cache(maxsize=12)
+def workspace_for(group: Group, scratch_bytes: int, oneshot_bytes: int) -> Workspace:
+    """What reductions of the group need, made once."""
+    return Workspace(group, scratch_bytes=scratch_bytes, oneshot_bytes=oneshot_bytes)
 
 
 def finish(group: Group) -> None:

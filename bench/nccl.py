@@ -1,4 +1,4 @@
-"""NCCL's AllGather on the memory and the streams of a group: one process, one thread, all GPUs.
+"""NCCL's collectives on the memory and the streams of a group: one process, one thread, all GPUs.
 
 Through torch.cuda.nccl, which makes a communicator per set of devices at its first call and keeps it.
 """
@@ -13,6 +13,7 @@ import numpy as np
 from kernels.ipc.group import Group
 from kernels.ipc.member import Member
 from kernels.ipc.symmetric import Symmetric
+from kernels.reduce.elements import Element
 from smfree.cuda import DeviceArray
 
 
@@ -29,7 +30,7 @@ def unavailable(group: Group) -> str | None:
     if not hasattr(torch._C, "_nccl_all_gather"):
         return f"torch {torch.__version__} was built without NCCL"
     if not group.in_process:
-        return "here it gathers within one process"
+        return "here it runs within one process"
     return None
 
 
@@ -48,15 +49,56 @@ def allgather(group: Group, dst: Symmetric) -> Callable[[int], object]:
     outputs = [_tensor(dst.array(member.rank), member) for member in group.members]
     shard = dst.nbytes // group.world_size
     inputs = [whole[rank * shard : (rank + 1) * shard] for rank, whole in enumerate(outputs)]
-    streams = [
-        torch.cuda.ExternalStream(int(member.stream.handle), device=outputs[rank].device)
-        for rank, member in enumerate(group.members)
-    ]
+    streams = _streams(group)
 
     def launch(_: int) -> object:
         return torch.cuda.nccl.all_gather(inputs, outputs, streams=streams)
 
     return launch
+
+
+def allreduce(group: Group, dst: Symmetric, src: Symmetric, element: Element) -> Callable[[int], object]:
+    """What queues the sum of all ranks' ``src`` into every ``dst`` on the members' streams."""
+    import torch.cuda.nccl
+
+    inputs, outputs, streams = _elements(group, src, element), _elements(group, dst, element), _streams(group)
+
+    def launch(_: int) -> object:
+        return torch.cuda.nccl.all_reduce(inputs, outputs, streams=streams)
+
+    return launch
+
+
+def reduce_scatter(group: Group, dst: Symmetric, src: Symmetric, element: Element) -> Callable[[int], object]:
+    """As :func:`allreduce`, each rank's part of the sum into its ``dst``."""
+    import torch.cuda.nccl
+
+    inputs, outputs, streams = _elements(group, src, element), _elements(group, dst, element), _streams(group)
+
+    def launch(_: int) -> object:
+        return torch.cuda.nccl.reduce_scatter(inputs, outputs, streams=streams)
+
+    return launch
+
+
+def _streams(group: Group) -> list[Any]:
+    """The members' as torch's."""
+    import torch
+
+    return [
+        torch.cuda.ExternalStream(
+            int(member.stream.handle), device=torch.device("cuda", member.device.ordinal)
+        )
+        for member in group.members
+    ]
+
+
+def _elements(group: Group, memory: Symmetric, element: Element) -> list[Any]:
+    """The bytes of all ranks as torch's tensors of such elements."""
+    import torch
+
+    dtype = getattr(torch, element.value)
+    return [_tensor(memory.array(member.rank), member).view(dtype) for member in group.members]
 
 
 def _tensor(array: DeviceArray, member: Member) -> Any:

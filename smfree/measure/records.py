@@ -23,6 +23,8 @@ class Question(Enum):
     DSMEM = "dsmem"
     MULTICAST = "multicast"
     ALLGATHER = "allgather"
+    ALLREDUCE = "allreduce"
+    REDUCE_SCATTER = "reduce scatter"
     PEER_FLAG = "peer flag"
     IPC_COST = "ipc cost"
     HOST_COPY = "host copy"

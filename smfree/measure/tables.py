@@ -9,6 +9,7 @@ from typing import Any
 from tabulate import tabulate
 
 from smfree.measure.allgather import allgather_tables, gather_answers
+from smfree.measure.allreduce import reduction_answers, reduction_tables
 from smfree.measure.answers import answers
 from smfree.measure.clusters import dsmem_table, multicast_answers, multicast_table, path_answers
 from smfree.measure.control import control_table
@@ -37,6 +38,7 @@ def summary(log: RunLog) -> list[tuple[str, str]]:
         sections += dsmem_table(head, records)
         sections += multicast_table(head, records)
         sections += allgather_tables(head, records)
+        sections += reduction_tables(head, records)
         sections += peer_flag_table(head, records)
         sections += ipc_table(head, records)
         sections += host_table(head, records)
@@ -58,6 +60,9 @@ def summary(log: RunLog) -> list[tuple[str, str]]:
     gather = gather_answers(log)
     if gather:
         sections.append(("Who should gather?", gather))
+    reduced = reduction_answers(log)
+    if reduced:
+        sections.append(("Who should reduce?", reduced))
     sections.append(("smfree run", closing(log)))
     return sections
 
@@ -290,9 +295,11 @@ def _how(records: Sequence[Record]) -> str:
     loads = sum(record.key.get("leg") == "load" for record in records)
     control = sum(record.question is Question.CONTROL for record in records)
     flags = sum(r.question is Question.PEER_FLAG and not r.key["data_bytes"] for r in records)
-    parts = ["bitwise"] if loads + control + flags < len(records) else []
+    bounded = sum(not record.config.get("bitwise", True) for record in records)
+    parts = ["bitwise"] if loads + control + flags + bounded < len(records) else []
     parts += [f"{loads} load legs by the tile that their chain ends at"] if loads else []
     parts += [f"{control} control operations by what test_wait answers"] if control else []
+    parts += [f"{bounded} sums in an unknown order within the bound of their roundings"] if bounded else []
     parts += [f"{flags} flags by both sides having played to the end"] if flags else []
     return ", ".join(parts)
 
