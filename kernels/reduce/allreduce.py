@@ -14,6 +14,7 @@ from kernels.ipc.group import Group
 from kernels.ipc.shards import Sources
 from kernels.ipc.symmetric import Symmetric
 from kernels.reduce.config import ReduceConfig
+from kernels.reduce.copy_engine import COPY_ENGINE
 from kernels.reduce.direct import ONESHOT, TWOSHOT
 from kernels.reduce.elements import Element
 from kernels.reduce.message import all_reduce_message
@@ -26,7 +27,7 @@ from kernels.reduce.workspace import Workspace
 
 __all__ = ["WAYS", "ReduceInfo", "allreduce", "prepare", "throughput_config", "ways"]
 
-_WAYS = Ways("an AllReduce", (RING, RING_BULK, TREE, ONESHOT, TWOSHOT, NVLS))
+_WAYS = Ways("an AllReduce", (RING, RING_BULK, TREE, ONESHOT, TWOSHOT, NVLS, COPY_ENGINE))
 
 WAYS = _WAYS.names
 

@@ -88,6 +88,14 @@ def pieces_of(origin: int, begin: int, end: int, piece_bytes: int) -> int:
     return -(-((origin + begin) % LINE_BYTES + end - begin) // piece_bytes) if end > begin else 0
 
 
+def piece_of(origin: int, begin: int, end: int, piece_bytes: int, j: int) -> tuple[int, int, int]:
+    """As in reduce.cuh: where piece j of a range begins and ends, and where it lies in its slot."""
+    skew = (origin + begin) % LINE_BYTES
+    start = begin + max(0, j * piece_bytes - skew)
+    stop = begin + (j + 1) * piece_bytes - skew
+    return min(start, end), min(stop, end), skew if j == 0 else 0
+
+
 def all_reduce_message(
     workspace: Workspace, dst: Symmetric, src: Sources, element: Element
 ) -> AllReduceMessage:
