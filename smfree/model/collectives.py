@@ -211,12 +211,12 @@ def tree(nbytes: float, ranks: int, link: Link, *, piece_bytes: float | None = N
         T = 2 depth (alpha + 2 p / beta) + (n - 1) (alpha + 4 p / beta)
 
     ``piece_bytes``: p, what a tree has under way in all channels together; None: the best, near
-    sqrt(S alpha beta / (8 (depth - 1))). Of 2 and 3 ranks none sends 4 pieces, but 2 and 3. ``steps``: those
-    of the first piece, and one for every other.
+    sqrt(S alpha beta / (8 (depth - 1))). Of 2 ranks none sends 4 pieces but 2, of 3 and 4 but 3. ``steps``:
+    those of the first piece, and one for every other.
     """
     if ranks == 1:
         return _plain("tree", nbytes, ranks, link, 0, 0)
-    depth, load, half = tree_depth(ranks), min(ranks, 4), nbytes / 2
+    depth, load, half = tree_depth(ranks), {2: 2, 3: 3, 4: 3}.get(ranks, 4), nbytes / 2
 
     def in_pieces(pieces: int) -> Cost:
         steps = 2 * depth + pieces - 1
