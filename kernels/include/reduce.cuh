@@ -125,7 +125,8 @@ PTX_INLINE u8* base_of(u8* slot, const Piece& piece) { return slot - piece.windo
 // ---- the sum of a piece ---------------------------------------------------------------------------
 // The ends of a piece, in front of its body and behind, by single elements.
 template <u32 TEAM = THREADS, u32 TARGETS, u32 SOURCES>
-PTX_INLINE void sum_edges(u8* const (&dst)[TARGETS], const u8* const (&src)[SOURCES], Slice piece, Slice body) {
+PTX_INLINE void sum_edges(u8* const (&dst)[TARGETS], const u8* const (&src)[SOURCES], Slice piece,
+                          Slice body) {
   const u64 head = body.begin - piece.begin, edges = head + (piece.end - body.end);
 #pragma unroll 1
   for (u64 edge = threadIdx.x % TEAM * ELEMENT_BYTES; edge < edges; edge += TEAM * ELEMENT_BYTES) {

@@ -17,11 +17,11 @@
 // Proxies    a multicast address is an alias of the ranks' own: fence.proxy.alias at both barriers. Accesses
 //            are weak, for the barriers order them; ptxas makes LDGMC.STRONG.SYS of either ld_reduce.
 // Shared     none.
-// Compile    nvcc -arch=sm_90a -cubin -I../include -DELEMENT=bf16 -DTHREADS=256 -DUNROLL=4 -DPIECE_BYTES=16384
-//            -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512 -DSIGNAL_PADS_OFFSET=128 -DSIGNAL_EPOCHS_OFFSET=256
+// Compile    nvcc -arch=sm_90a -cubin -I../include -DELEMENT=bf16 -DTHREADS=256 -DUNROLL=4
+//            -DPIECE_BYTES=16384 -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512 -DSIGNAL_PADS_OFFSET=128 -DSIGNAL_EPOCHS_OFFSET=256
 //            -DSIGNAL_RECORDS_OFFSET=2304 -DSIGNAL_STEP_ENTRY=1 -DSIGNAL_STEP_EXIT=2 nvls.cu
-// Launch     the same grid on every rank, at most SIGNAL_SLOTS CTAs, all resident; THREADS threads. num_pieces:
-//            of the chunk that is cut into most.
+// Launch     the same grid on every rank, at most SIGNAL_SLOTS CTAs, all resident; THREADS threads.
+//            num_pieces: of the chunk that is cut into most.
 #include "reduce.cuh"
 
 static_assert(PIECE_BYTES == THREADS * UNROLL * 16, "a piece is UNROLL vectors of every thread");
@@ -36,9 +36,15 @@ struct Buffers {                // by value in the parameters
   u64 origin;                   // of pieces (reduce.cuh)
 };
 
-PTX_INLINE void load_sum(f32, b32x4& sum, const u8* at) { multimem_ld_reduce_add_v4_f32(sum, at); }
-PTX_INLINE void load_sum(f16, b32x4& sum, const u8* at) { multimem_ld_reduce_add_acc_f32_v4_f16x2(sum, at); }
-PTX_INLINE void load_sum(bf16, b32x4& sum, const u8* at) { multimem_ld_reduce_add_acc_f32_v4_bf16x2(sum, at); }
+PTX_INLINE void load_sum(f32, b32x4& sum, const u8* at) {
+  multimem_ld_reduce_add_v4_f32(sum, at);
+}
+PTX_INLINE void load_sum(f16, b32x4& sum, const u8* at) {
+  multimem_ld_reduce_add_acc_f32_v4_f16x2(sum, at);
+}
+PTX_INLINE void load_sum(bf16, b32x4& sum, const u8* at) {
+  multimem_ld_reduce_add_acc_f32_v4_bf16x2(sum, at);
+}
 
 // The barrier, also between accesses through multicast addresses and through the ranks' own. The ISA
 // ("Causality Order") wants an alias fence on the way. Here one warp makes it for all threads: after the
