@@ -91,7 +91,7 @@ class Job:
 
 def measure_reduction(measure: Measure, point: ReducePoint, reduction: Reduction) -> None:
     """Seconds of one reduction, verified."""
-    group = group_for(measure, point.ranks, pool_bytes(point))
+    group = group_for(measure, point.ranks, pool_bytes(point.ranks, point.largest_bytes))
     if group.direct_reason is not None:
         measure.skip(f"reductions between GPUs: {group.direct_reason}")
     size, element = point.message_bytes, Element.of(point.dtype)
@@ -137,9 +137,9 @@ def measure_reduction(measure: Measure, point: ReducePoint, reduction: Reduction
         src.free()
 
 
-def pool_bytes(point: ReducePoint) -> int:
+def pool_bytes(ranks: int, largest_bytes: int) -> int:
     """Symmetric memory per rank: source and destination of the largest message, and the workspace's."""
-    return 2 * point.largest_bytes + SCRATCH_BYTES + 2 * point.ranks * ONESHOT_BYTES + SLACK_BYTES
+    return 2 * largest_bytes + SCRATCH_BYTES + 2 * ranks * ONESHOT_BYTES + SLACK_BYTES
 
 
 def _launch(measure: Measure, job: Job, point: ReducePoint) -> tuple[Launch, dict[str, Any], Cost]:

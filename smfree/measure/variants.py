@@ -12,7 +12,7 @@ ENGINE_SECTIONS = {"lsu": "lsu", "cp_async": "cp.async", "tma": "tma"}
 #: Sections that no time inside a kernel depends on.
 _OUTSIDE = ("host",)
 
-#: Sections and parameters that no AllGather depends on: it has no clusters, products, pageable memory.
+#: Sections and parameters that no collective depends on: it has no clusters, products, pageable memory.
 _NOT_GATHERED = ("cluster.", "cp_async.", "issue.mma", "host.pcie_pageable", "host.graph", "link.far_numa")
 
 
@@ -32,8 +32,8 @@ def clock_parameters(device: Any, engines: tuple[str, ...]) -> list[str]:
 
 
 def gather_parameters(device: Any, ways: tuple[str, ...]) -> list[str]:
-    """Paths of the parameters that may matter to AllGathers of ``ways``, the host's too."""
-    unused = _NOT_GATHERED if any(way.startswith("tma.") for way in ways) else (*_NOT_GATHERED, "tma.")
+    """Paths of the parameters that may matter to collectives of ``ways``, the host's too."""
+    unused = _NOT_GATHERED if any("tma" in way.split(".") for way in ways) else (*_NOT_GATHERED, "tma.")
     return [
         row.path
         for row in device.emulator.profile.parameters(clock_only=True)

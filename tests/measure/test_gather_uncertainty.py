@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bench.bench_gather_uncertainty import Ranks, Reruns, machines, sensitivity
+from bench.bench_gather_uncertainty import Ranks, machines, seconds
+from bench.reruns import Reruns, sensitivity
 from kernels.ipc.group import Group
 from smfree.measure.nodes import open_node
 from smfree.measure.options import Axes
+from smfree.measure.records import Question
 from smfree.measure.sizes import Comparison
 from smfree.measure.variants import gather_parameters, varied_node
 from smfree.model.crossover import Curve, Outcome, crossover
@@ -22,10 +25,13 @@ SIZES = (32 * KIB, 256 * KIB)
 def test_links_move_the_crossover_and_the_node_is_as_it_was_afterwards() -> None:
     """The switch sends a multicast back to its sender: two shards pass a port where a push has one."""
     node = open_node("emu:h100", 2)
-    record: Any = SimpleNamespace(device="emu:h100", folder="h100", key={"ranks": 2})
+    record: Any = SimpleNamespace(
+        device="emu:h100", folder="h100", key={"ranks": 2}, question=Question.ALLGATHER
+    )
     with Group.local(node.devices, pool_bytes=1024 * KIB) as group:
+        run = partial(seconds, group)
         empty: Any = SimpleNamespace(base=Curve("multicast", {}), challenger=Curve("sm.push", {}))
-        times = {size: Reruns(node, group, empty).pair(None, 1.0, size) for size in SIZES}
+        times = {size: Reruns(node, group, empty, run).pair(None, 1.0, size) for size in SIZES}
         base, challenger = (
             Curve(name, {size: (pair[i],) for size, pair in times.items()})
             for i, name in enumerate(("multicast", "sm.push"))
@@ -33,9 +39,11 @@ def test_links_move_the_crossover_and_the_node_is_as_it_was_afterwards() -> None
         pair = Comparison(record, base, challenger, crossover(base, challenger))
         assert pair.result.outcome is Outcome.CROSSES
         before = node.devices[0].emulator.profile, node.devices[0].driver.node.links.profiles
-        row = sensitivity(node, group, pair, ["link.gbps", "shared.latency_cycles"], 1)
+        row = sensitivity(Reruns(node, group, pair, run), pair, ["link.gbps", "shared.latency_cycles"], 1)
         assert (node.devices[0].emulator.profile, node.devices[0].driver.node.links.profiles) == before
-        assert Reruns(node, group, pair).pair(None, 1.0, SIZES[0]) == pytest.approx(times[SIZES[0]], rel=0.01)
+        assert Reruns(node, group, pair, run).pair(None, 1.0, SIZES[0]) == pytest.approx(
+            times[SIZES[0]], rel=0.01
+        )
     node.close()
     assert row["key"] == {"ranks": 2, "against": "multicast"} and row["challenger"] == "sm.push"
     # The two are within 1 % below the crossover, where the links' calendars repeat to half a per cent.
