@@ -1,34 +1,34 @@
 // AllReduce, how fast when sums go up two binary trees and come down again?
 //
-// Moves      each half of the message goes up and down a tree of its own (trees.py): own src and what the children
-//            sent -> registers -> the parent's scratch memory; the root's sums -> its own dst and the children's
-//            dst, from there -> registers -> their children's dst. A rank has at most 2 children, and none in one
-//            of the trees: it sends at most 2 S. All ranks send 2 (N - 1) S, as around a ring, in
-//            2 floor(log2 N) steps for a piece instead of 2 (N - 1).
+// Moves      each half of the message goes up and down a tree of its own (trees.py): own src and what the
+//            children sent -> registers -> the parent's scratch memory; the root's sums -> its own dst and the
+//            children's, from there -> registers -> their children's dst. A rank has 2 children at most, and none
+//            in one of the trees, so it sends 2 S at most. All ranks send 2 (N - 1) S, as around a ring, but a
+//            piece takes 2 floor(log2 N) steps instead of 2 (N - 1).
 // Computes   own + the lower child's + the higher child's, in float32, rounded to ELEMENT once on every rank with
-//            children: floor(log2 N) roundings at most. Fixed by the ranks and the half: the same bits every time,
-//            and everywhere, since what the root has is copied.
+//            children: a term is rounded floor(log2 N) times at most. Fixed by the ranks and the half: the same
+//            bits every time, and everywhere, since what the root has is copied.
 // In flight  THREADS x UNROLL x 16 bytes of loads per CTA and term.
 // Needs      sm_80; peer access to the parents' scratch memory and pads, and to the children's dst and pads. Any
-//            count, any alignment of src and dst to whole elements; vectors where they lie alike modulo 16. src may
-//            be dst.
-// Barriers   none over all ranks. A channel is 4 CTAs, each at its own pace: up and down in both trees. Their words
-//            only grow (signals.cuh), each with a slot of its CTA and the writer's rank:
-//              up, from a child     so many of its pieces are in my scratch memory
-//              up, from the parent  so many of mine have been added there. A child has NUM_SLOTS slots there and
-//                                   waits for the use of what the same slot had before
+//            count, any alignment of src and dst to whole elements; vectors where they lie alike modulo 16. src
+//            may be dst.
+// Barriers   none over all ranks. A channel is 4 CTAs, each at its own pace: up and down in two trees. Words only
+//            grow (signals.cuh), and lie in the slot of the CTA that waits:
+//              up, from a child       so many of its pieces are in my scratch memory
+//              up, from the parent    so many of mine have been added: a child has NUM_SLOTS slots there, and waits
+//                                     for the use of what the same slot had before
 //              down, from the parent  so many pieces are complete in my dst
-//            Every word of a tree and channel grows by the same number in a call, on all ranks, the epochs too.
-//            A complete piece has a part from every rank, so all have begun and have read that part of src: a dst
-//            may be overwritten. And all ranks below the root have been added, so nobody reads that piece in
-//            scratch memory any more: when the CTAs of a call have ended on a rank, it has seen all pieces complete.
+//            All words and epochs of a tree in a channel grow by the same number in a call, on all ranks.
+//            A complete piece has a part from every rank: so all have begun and have read their src there, and a
+//            dst may be overwritten. And whoever adds has added, so a rank that has seen all pieces complete, which
+//            its CTAs have when a call ends, knows that nobody reads scratch memory any more.
 // Shared     none. Scratch memory: NUM_SLOTS slots of PIECE_BYTES per channel, tree and child.
 // Compile    nvcc -arch=sm_80 -cubin -I../include -DELEMENT=bf16 -DTHREADS=256 -DUNROLL=4 -DPIECE_BYTES=32768
 //            -DNUM_SLOTS=2 -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512 -DSIGNAL_PADS_OFFSET=128 -DSIGNAL_EPOCHS_OFFSET=256
 //            -DSIGNAL_RECORDS_OFFSET=2304 -DSIGNAL_TREE=384 -DSIGNAL_STEP_TREE_REDUCE=6
 //            -DSIGNAL_STEP_TREE_BROADCAST=7 -DSIGNAL_STEP_TREE_ROOM=9 tree.cu
-// Launch     the same grid on every rank, a multiple of 4 and at most SIGNAL_SLOTS - SIGNAL_TREE CTAs, all resident;
-//            THREADS threads.
+// Launch     the same grid on every rank, a multiple of 4 and at most SIGNAL_SLOTS - SIGNAL_TREE CTAs, all
+//            resident; THREADS threads.
 #include "reduce.cuh"
 
 constexpr u32 NOBODY = 0xffffffff;
@@ -80,10 +80,10 @@ PTX_INLINE bool await_piece(const Speaker& speaker, u32 epoch, u32 k, u32 tree, 
   bool alive = true;
   if (threadIdx.x < 3 && speaker.peer != NOBODY) {
     const bool room = up && threadIdx.x == 2;
-    const u32 step = room ? SIGNAL_STEP_TREE_ROOM : up ? SIGNAL_STEP_TREE_REDUCE : SIGNAL_STEP_TREE_BROADCAST;
+    const u32 step = up ? SIGNAL_STEP_TREE_REDUCE : SIGNAL_STEP_TREE_BROADCAST;
     if (!room || k >= NUM_SLOTS)
       alive = wait_word(speaker.control, speaker.slot, speaker.peer, speaker.mine,
-                        epoch + k + 1 - (room ? NUM_SLOTS : 0), step, tree);
+                        epoch + k + 1 - (room ? NUM_SLOTS : 0), room ? SIGNAL_STEP_TREE_ROOM : step, tree);
   }
   return !__syncthreads_or(!alive);  // what a few have acquired, for all
 }
@@ -108,8 +108,8 @@ tree(const __grid_constant__ Buffers buffers, SignalControl* control, u32 rank) 
   for (u64 j = channel; j < branch.num_pieces; j += gridDim.x / 4, ++k) {
     const Piece piece = piece_of((u32)buffers.origin, half, j);
     const auto place = [&](u8* scratch, u32 side) {
-      return base_of(scratch + (((channel * 2 + tree) * 2 + side) * NUM_SLOTS + k % NUM_SLOTS) * (u64)PIECE_BYTES,
-                     piece);
+      const u32 slot = ((channel * 2 + tree) * 2 + side) * NUM_SLOTS + k % NUM_SLOTS;
+      return base_of(scratch + slot * (u64)PIECE_BYTES, piece);
     };
     if (!await_piece(speaker, epoch, k, tree, up)) return;
     if (up) {
