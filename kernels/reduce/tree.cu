@@ -1,32 +1,32 @@
 // AllReduce, how fast when sums go up two binary trees and come down again?
 //
 // Moves      each half of the message goes up and down a tree of its own (trees.py): own src and what the
-//            children sent -> registers -> the parent's scratch memory; the root's sums -> its own dst and the
-//            children's, from there -> registers -> their children's dst. A rank has 2 children at most, and none
-//            in one of the trees, so it sends 2 S at most. All ranks send 2 (N - 1) S, as around a ring, but a
-//            piece takes 2 floor(log2 N) steps instead of 2 (N - 1).
-// Computes   own + the lower child's + the higher child's, in float32, rounded to ELEMENT once on every rank with
-//            children: a term is rounded floor(log2 N) times at most. Fixed by the ranks and the half: the same
-//            bits every time, and everywhere, since what the root has is copied.
+//            children sent -> registers -> the parent's scratch memory; the root's sums -> its own dst and
+//            the children's, from there -> registers -> their children's dst. A rank has 2 children at most,
+//            and none in one of the trees, so it sends 2 S at most. All ranks send 2 (N - 1) S, as around a
+//            ring, but a piece takes 2 floor(log2 N) steps instead of 2 (N - 1).
+// Computes   own + the lower child's + the higher child's, in float32, rounded to ELEMENT once on every rank
+//            with children: a term is rounded floor(log2 N) times at most. Fixed by the ranks and the half:
+//            the same bits every time, and everywhere, since what the root has is copied.
 // In flight  THREADS x UNROLL x 16 bytes of loads per CTA and term.
-// Needs      sm_80; peer access to the parents' scratch memory and pads, and to the children's dst and pads. Any
-//            count, any alignment of src and dst to whole elements; vectors where they lie alike modulo 16. src
-//            may be dst.
-// Barriers   none over all ranks. A channel is 4 CTAs, each at its own pace: up and down in two trees. Words only
-//            grow (signals.cuh), and lie in the slot of the CTA that waits:
+// Needs      sm_80; peer access to the parents' scratch memory and pads, and to the children's dst and pads.
+//            Any count, any alignment of src and dst to whole elements; vectors where they lie alike modulo
+//            16. src may be dst.
+// Barriers   none over all ranks. A channel is 4 CTAs, each at its own pace: up and down in two trees. Words
+//            only grow (signals.cuh), and lie in the slot of the CTA that waits:
 //              up, from a child       so many of its pieces are in my scratch memory
-//              up, from the parent    so many of mine have been added: a child has NUM_SLOTS slots there, and waits
-//                                     for the use of what the same slot had before
+//              up, from the parent    so many of mine have been added: a child has NUM_SLOTS slots there, and
+//                                     waits for the use of what the same slot had before
 //              down, from the parent  so many pieces are complete in my dst
 //            All words and epochs of a tree in a channel grow by the same number in a call, on all ranks.
-//            A complete piece has a part from every rank: so all have begun and have read their src there, and a
-//            dst may be overwritten. And whoever adds has added, so a rank that has seen all pieces complete, which
-//            its CTAs have when a call ends, knows that nobody reads scratch memory any more.
+//            A complete piece has a part from every rank: so all have begun and have read their src there,
+//            and a dst may be overwritten. And whoever adds has added, so a rank that has seen all pieces
+//            complete, which its CTAs have when a call ends, knows that nobody reads scratch memory any more.
 // Shared     none. Scratch memory: NUM_SLOTS slots of PIECE_BYTES per channel, tree and child.
 // Compile    nvcc -arch=sm_80 -cubin -I../include -DELEMENT=bf16 -DTHREADS=256 -DUNROLL=4 -DPIECE_BYTES=32768
-//            -DNUM_SLOTS=2 -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512 -DSIGNAL_PADS_OFFSET=128 -DSIGNAL_EPOCHS_OFFSET=256
-//            -DSIGNAL_RECORDS_OFFSET=2304 -DSIGNAL_TREE=384 -DSIGNAL_STEP_TREE_REDUCE=6
-//            -DSIGNAL_STEP_TREE_BROADCAST=7 -DSIGNAL_STEP_TREE_ROOM=9 tree.cu
+//            -DNUM_SLOTS=2 -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512 -DSIGNAL_PADS_OFFSET=128
+//            -DSIGNAL_EPOCHS_OFFSET=256 -DSIGNAL_RECORDS_OFFSET=2304 -DSIGNAL_TREE=384
+//            -DSIGNAL_STEP_TREE_REDUCE=6 -DSIGNAL_STEP_TREE_BROADCAST=7 -DSIGNAL_STEP_TREE_ROOM=9 tree.cu
 // Launch     the same grid on every rank, a multiple of 4 and at most SIGNAL_SLOTS - SIGNAL_TREE CTAs, all
 //            resident; THREADS threads.
 #include "reduce.cuh"
@@ -51,8 +51,8 @@ struct Buffers {        // by value in the parameters
   Branch branches[2];
 };
 
-// With whom thread t of a CTA speaks, and about what: 0 and 1 with the children about what they sent up, 2 with
-// the parent, 3 and 4 with the children about what is sent down.
+// With whom thread t of a CTA speaks, and about what: 0 and 1 with the children about what they sent up, 2
+// with the parent, 3 and 4 with the children about what is sent down.
 struct Speaker {
   SignalControl* control;
   u32 slot, peer;
@@ -74,8 +74,8 @@ PTX_INLINE Speaker open_speaker(SignalControl* control, u32 rank, const Branch& 
   return speaker;
 }
 
-// Before piece k of this CTA: what it adds or passes on has come, where it writes is free. The whole CTA calls
-// it. False: the host has aborted, leave the kernel.
+// Before piece k of this CTA: what it adds or passes on has come, where it writes is free. The whole CTA
+// calls it. False: the host has aborted, leave the kernel.
 PTX_INLINE bool await_piece(const Speaker& speaker, u32 epoch, u32 k, u32 tree, bool up) {
   bool alive = true;
   if (threadIdx.x < 3 && speaker.peer != NOBODY) {
@@ -125,7 +125,7 @@ tree(const __grid_constant__ Buffers buffers, SignalControl* control, u32 rank) 
       if (children == 2) sum_piece({lower, higher}, {own}, piece.bytes);
       else if (children == 1) sum_piece({lower}, {own}, piece.bytes);
     }
-    __syncthreads();  // the accesses of all threads, before the releases of a few, lanes of a warp: one membar
+    __syncthreads();  // the accesses of all threads, before a few lanes of one warp release them
     if (speaker.theirs != nullptr) st_release_sys(speaker.theirs, epoch + k + 1);
   }
   if (threadIdx.x == 0) control->epochs[SIGNAL_TREE + blockIdx.x] = epoch + k;
