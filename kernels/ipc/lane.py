@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kernels.ipc.errors import GroupError
-from kernels.ipc.signals import SignalLayout
+from kernels.ipc.signals import SignalLayout, Step, step_text
 from smfree.cuda import DeviceArray, HostBuffer, Stream
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class Lane:
         beforehand, because a stuck device may not lock memory."""
         self.host_epoch = 0
         """Barriers done with stream memory operations, modulo 2^32: the same on every rank."""
+        self.host_steps = (step_text(Step.ENTRY), step_text(Step.EXIT))
+        """What the two barriers of a pair are, in errors."""
         self._streams: dict[int, Stream] = {}
         self._own_streams: list[Stream] = []
         self._control: dict[int, DeviceArray] = {}

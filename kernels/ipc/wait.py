@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kernels.ipc.errors import GroupError
-from kernels.ipc.signals import RECORD, Step, behind, step_text
+from kernels.ipc.signals import RECORD, behind, step_text
 from smfree.cuda import CudaHostError, DeviceArray, KernelFaultError, Stream
 from smfree.ranks.errors import PeerLost, RankError, named
 
@@ -261,14 +261,17 @@ def _host_words(lane: Lane, member: Member) -> DeviceArray:
 
 
 def _stream_waits(group: Group, member: Member) -> Iterable[PeerWait]:
-    """What the host's slots lack. Their barriers come in pairs: odd epochs are entries, even ones exits."""
+    """What the host's slots lack: a stream waits for the peers that are furthest behind. Barriers come in
+    pairs."""
     for lane in group.lanes:
         wanted = lane.host_epoch
         seen = _host_words(lane, member).numpy(stream=member.control_stream).view(np.uint32)
-        for peer, value in enumerate(map(int, seen)):
-            if peer != member.rank and behind(wanted, value):
-                step = Step.ENTRY if behind(wanted - 1, value) else Step.EXIT
-                text = f"copies' {step_text(step)}"
+        late = {peer: int(value) for peer, value in enumerate(seen) if peer != member.rank}
+        late = {peer: value for peer, value in late.items() if behind(wanted, value)}
+        most = max(((wanted - value) % 2**32 for value in late.values()), default=0)
+        for peer, value in late.items():
+            if (wanted - value) % 2**32 == most:
+                text = f"copies' {lane.host_steps[most % 2]}"
                 yield PeerWait(member.rank, peer, text, (), wanted, value, _name(group, lane))
     if group.staging is not None:
         wanted = group.staging.last_wanted

@@ -77,6 +77,7 @@ class Workspace:
         except BaseException:
             self.memory.free()
             raise
+        self.lane.host_steps = ("terms", "sums")  # of way ce
 
     def __enter__(self) -> Workspace:
         return self
