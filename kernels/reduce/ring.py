@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from kernels.reduce.elements import Element
     from kernels.reduce.workspace import Workspace
 
-# A step costs 2.2 to 2.4 us besides its bytes (modelled on emu:h100x4 and x8): loads, the arrival of the stores
-# and the membar that waits for it, the way of the signal, the poll. The steps of a channel follow each other, so
-# rounds are what costs: 4 MiB on 4 ranks take 27 us in 64 x 16 KiB, 28 us in 32 x 32 KiB, 32 us in 16 x 64 KiB,
-# but 48 us in two rounds of 32 x 16 KiB. At 256 KiB, pieces of 2, 4 and 8 KiB take the same.
+# A step costs 2.2 to 2.4 us besides its bytes (modelled on emu:h100x4 and x8): loads, the arrival of the
+# stores and the membar that waits for it, the way of the signal, the poll. The steps of a channel follow each
+# other, so rounds are what costs: 4 MiB on 4 ranks take 27 us in 64 x 16 KiB, 28 us in 32 x 32 KiB, 32 us in
+# 16 x 64 KiB, but 48 us in two rounds of 32 x 16 KiB. At 256 KiB, pieces of 2, 4 and 8 KiB take the same.
 MIN_PIECE_BYTES = 8192
 MAX_PIECE_BYTES = 65536
 """Of default configurations."""
