@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from kernels.common import (
     KERNELS,
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from kernels.ipc.group import Group
     from kernels.ipc.member import Member
     from kernels.reduce.elements import Element
-    from kernels.reduce.message import Message
     from kernels.reduce.workspace import Workspace
 
 MAX_CTAS = 64
@@ -91,6 +90,16 @@ class ReduceConfig:
         )
 
 
+class Operands(Protocol):
+    """What is reduced, checked: a :class:`kernels.reduce.message.Message` or a product."""
+
+    @property
+    def workspace(self) -> Workspace: ...
+
+    @property
+    def element(self) -> Element: ...
+
+
 @dataclass(frozen=True)
 class KernelWay:
     """A way whose kernel does everything: one launch per rank.
@@ -107,7 +116,7 @@ class KernelWay:
     unavailable: Callable[[Group, Element], str | None]
     defines: Callable[[Any], Mapping[str, object]] = lambda message: {}
 
-    def prepare(self, member: Member, message: Message, config: ReduceConfig) -> Kernel:
+    def prepare(self, member: Member, message: Operands, config: ReduceConfig) -> Kernel:
         """Compile (cached) and load on the member's device: for all members before any launch, because
         loading may wait for the device.
 
@@ -141,7 +150,7 @@ class KernelWay:
         check_resident(member, kernel, workspace.group, config.ctas, config.threads, config.shared_bytes)
         return kernel
 
-    def launch(self, member: Member, message: Message, config: ReduceConfig, kernel: Kernel) -> LaunchInfo:
+    def launch(self, member: Member, message: Operands, config: ReduceConfig, kernel: Kernel) -> LaunchInfo:
         """Queue the member's part on its stream; ``kernel`` is what :meth:`prepare` gave."""
         kernel.launch(
             config.ctas, config.threads, self.arguments(member, message, config),
@@ -149,7 +158,7 @@ class KernelWay:
         )  # fmt: skip
         return LaunchInfo(kernel, config.ctas, config.threads, config.shared_bytes)
 
-    def run(self, message: Message, config: ReduceConfig, what: str) -> tuple[LaunchInfo, ...]:
+    def run(self, message: Operands, config: ReduceConfig, what: str) -> tuple[LaunchInfo, ...]:
         """Prepare on every member's device, then launch on all."""
         group = message.workspace.group
         kernels = [self.prepare(member, message, config) for member in group.members]

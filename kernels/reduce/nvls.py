@@ -17,8 +17,8 @@ import numpy as np
 
 from kernels.common import require
 from kernels.ipc.gather import VECTOR_BYTES
-from kernels.reduce.config import KernelWay, ReduceConfig, suitable_ctas
-from kernels.reduce.message import AllReduceMessage, Message
+from kernels.reduce.config import KernelWay, Operands, ReduceConfig, suitable_ctas
+from kernels.reduce.message import AllReduceMessage
 from smfree.cuda import Kernel
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _has_multicast(memory: Symmetric) -> bool:
 class NvlsWay(KernelWay):
     """Its dst needs a multicast address, which not every slab of a pool must have."""
 
-    def prepare(self, member: Member, message: Message, config: ReduceConfig) -> Kernel:
+    def prepare(self, member: Member, message: Operands, config: ReduceConfig) -> Kernel:
         """As :meth:`KernelWay.prepare`. Raises ConfigError also without a multicast address."""
         assert isinstance(message, AllReduceMessage)
         require(

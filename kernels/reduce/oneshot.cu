@@ -1,25 +1,25 @@
 // AllReduce of small messages, how fast when every rank sends all of its message to every other?
 //
-// Moves      each rank sends its S bytes to each of N - 1 peers: own src -> registers -> remote scratch memory.
-//            (N - 1) S per rank, against 2 (N - 1) / N S of a two-shot, for one trip instead of two.
-// Computes   x[0] + x[1] + ... + x[N - 1] (by rank) in float32, rounded to ELEMENT once, on every rank by itself:
-//            the same bits on all ranks, every time.
+// Moves      each rank sends its S bytes to each of N - 1 peers: own src -> registers -> remote scratch
+//            memory. (N - 1) S per rank, against 2 (N - 1) / N S of a two-shot, for one trip instead of two.
+// Computes   x[0] + x[1] + ... + x[N - 1] (by rank) in float32, rounded to ELEMENT once, on every rank by
+//            itself: the same bits on all ranks, every time.
 // In flight  THREADS x UNROLL x 16 bytes of loads per CTA and term.
-// Needs      sm_80; peer access to the others' scratch memory and pads. Any count, any alignment of src and dst
-//            to whole elements; vectors where they lie alike modulo 16. src may be dst.
-// Barriers   one of the slot over all ranks (signals.cuh) per turn, when the terms have been sent. None before
-//            and none after: scratch memory has two sides, and each turn writes to the one that the last turn
-//            but one has read. On all ranks that one is over:
-//            - in the same call: this CTA has met the others in the turn between, which they entered behind it;
-//              a CTA has the same place in every turn.
+// Needs      sm_80; peer access to the others' scratch memory and pads. Any count, any alignment of src and
+//            dst to whole elements; vectors where they lie alike modulo 16. src may be dst.
+// Barriers   one of the slot over all ranks (signals.cuh) per turn, when the terms have been sent. None
+//            before and none after: scratch memory has two sides, and each turn writes to the one that the
+//            last turn but one has read. On all ranks that one is over:
+//            - in the same call: this CTA has met the others in the turn between, which they entered behind
+//              it; a CTA has the same place in every turn.
 //            - first turn of a call, and the last call had several: all CTAs met in the last of them.
-//            - first turn, and the last call had but one: there this rank met at least one CTA of every rank,
-//              which ran when the call before, with all its CTAs, had ended there. Grids may differ.
+//            - first turn, and the last call had but one: there this rank met at least one CTA of every
+//              rank, which ran when the call before, with all its CTAs, had ended there. Grids may differ.
 //            - second turn: this CTA has met the others in the first, when their last call had ended.
-//            So turns are counted through all calls. Every CTA takes part in every turn, with a piece or without,
-//            and counts alike, in own memory, where a replayed graph goes on.
-// Shared     none. Scratch memory: the one-shots' own, [2][N] of SHOT_BYTES, PIECE_BYTES of it per CTA. Nobody
-//            else uses it, so other ways may come in between.
+//            So turns are counted through all calls. Every CTA takes part in every turn, with a piece or
+//            without, and counts alike, in own memory, where a replayed graph goes on.
+// Shared     none. Scratch memory: the one-shots' own, [2][N] of SHOT_BYTES, PIECE_BYTES of it per CTA.
+//            Nobody else uses it, so other ways may come in between.
 // Compile    nvcc -arch=sm_80 -cubin -I../include -DELEMENT=bf16 -DTHREADS=256 -DUNROLL=2 -DPIECE_BYTES=4096
 //            -DSHOT_BYTES=262144 -DWORLD_SIZE=8 -DSIGNAL_SLOTS=640 -DSIGNAL_PADS_OFFSET=128
 //            -DSIGNAL_EPOCHS_OFFSET=256 -DSIGNAL_RECORDS_OFFSET=2816 -DSIGNAL_ONESHOT=512

@@ -32,9 +32,9 @@ from kernels.common import OperandError, check_whole, require
 from kernels.ipc.gather import VECTOR_BYTES
 from kernels.ipc.push_triton import wait_word
 from kernels.ipc.signals import Step
-from kernels.reduce.config import KernelWay, ReduceConfig, suitable_ctas
+from kernels.reduce.config import KernelWay, Operands, ReduceConfig, suitable_ctas
 from kernels.reduce.elements import Element
-from kernels.reduce.message import AllReduceMessage, Message
+from kernels.reduce.message import AllReduceMessage
 from smfree.cuda import Kernel, TritonSource, triton_unavailable
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def arguments(member: Member, message: AllReduceMessage, config: TritonRingConfi
 class _TritonRing(KernelWay):
     """As every way, for fewer operands."""
 
-    def prepare(self, member: Member, message: Message, config: ReduceConfig) -> Kernel:
+    def prepare(self, member: Member, message: Operands, config: ReduceConfig) -> Kernel:
         """As of KernelWay. Raises OperandError, too."""
         assert isinstance(message, AllReduceMessage)
         multiple = CHUNK_MULTIPLE * message.workspace.group.world_size

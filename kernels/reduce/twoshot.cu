@@ -3,25 +3,25 @@
 // Moves      each rank sends each peer its part of that peer's chunk: own src -> registers -> remote scratch
 //            memory, (N - 1) / N S bytes. Then it sends the sum of its chunk to all: registers -> remote dst,
 //            as much again; a ReduceScatter keeps it.
-// Computes   chunk c is x[0] + x[1] + ... + x[N - 1] (by rank) in float32, rounded to ELEMENT once, on rank c and
-//            nowhere else: the same bits on all ranks, every time.
+// Computes   chunk c is x[0] + x[1] + ... + x[N - 1] (by rank) in float32, rounded to ELEMENT once, on rank c
+//            and nowhere else: the same bits on all ranks, every time.
 // In flight  THREADS x UNROLL x 16 bytes of loads per CTA, then as many of every term.
-// Needs      sm_80; peer access to the others' scratch memory, pads and dst. Any count, any alignment of src and
-//            dst to whole elements; vectors where they lie alike modulo 16. src may be dst, for a ReduceScatter
-//            its chunk.
-// Barriers   of the slot over all ranks (signals.cuh). One per turn, when the terms have been sent: CTA b of all
-//            ranks sends the terms of piece j of every chunk, then adds piece j of its own. It may store to a
-//            peer's dst behind it: the peer's CTA b has read its own part of that piece there, and no other
-//            does. The next turn uses the other side of scratch memory; the one after it the first again, which
-//            all have read before they came to the next one's barrier. One at the end: dst is complete, and
-//            scratch memory free.
+// Needs      sm_80; peer access to the others' scratch memory, pads and dst. Any count, any alignment of src
+//            and dst to whole elements; vectors where they lie alike modulo 16. src may be dst, for a
+//            ReduceScatter its chunk.
+// Barriers   of the slot over all ranks (signals.cuh). One per turn, when the terms have been sent: CTA b of
+//            all ranks sends the terms of piece j of every chunk, then adds piece j of its own. It may store
+//            to a peer's dst behind it: the peer's CTA b has read its own part of that piece there, and no
+//            other does. The next turn uses the other side of scratch memory; the one after it the first
+//            again, which all have read before they came to the next one's barrier. One at the end: dst is
+//            complete, and scratch memory free.
 // Shared     none. Scratch memory: [CTA][2 sides][N] of PIECE_BYTES.
 // Compile    nvcc -arch=sm_80 -cubin -I../include -DELEMENT=bf16 -DSCATTER_ONLY=0 -DTHREADS=256 -DUNROLL=2
 //            -DPIECE_BYTES=16384 -DWORLD_SIZE=8 -DSIGNAL_SLOTS=640 -DSIGNAL_PADS_OFFSET=128
 //            -DSIGNAL_EPOCHS_OFFSET=256 -DSIGNAL_RECORDS_OFFSET=2816 -DSIGNAL_STEP_EXIT=2
 //            -DSIGNAL_STEP_TERMS=8 twoshot.cu
-// Launch     the same grid on every rank, at most a CTA per slot, all resident; THREADS threads. num_pieces: of
-//            the chunk that is cut into most.
+// Launch     the same grid on every rank, at most a CTA per slot, all resident; THREADS threads. num_pieces:
+//            of the chunk that is cut into most.
 #include "reduce.cuh"
 
 struct Buffers {            // by value in the parameters
