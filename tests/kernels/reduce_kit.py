@@ -3,7 +3,7 @@ between canaries, and what must come out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
@@ -16,8 +16,11 @@ from kernels.ipc.group import Group
 from kernels.reduce import allreduce
 from kernels.reduce.elements import Element
 from kernels.reduce.order import ORDERS, error_bound, expected, true_sum
+from kernels.reduce.trees import two_trees
 from kernels.reduce.workspace import Workspace
 from smfree.cuda import DeviceArray, Stream
+from smfree.emulator.counters import Counters
+from smfree.model.collectives import expected_sent_bytes
 from tests.kernels.group_kit import EMULATED, local_group
 
 Bits = NDArray[np.unsignedinteger]
@@ -208,3 +211,28 @@ def epoch(workspace: Workspace, rank: int, slot: int) -> int:
     layout = workspace.lane.layout
     words = workspace.lane.control(rank).bytes_view(layout.epochs_offset, 4 * layout.slots)
     return int(words.view(np.uint32).numpy()[slot])
+
+
+def counted(workspace: Workspace, call: Callable[[], object]) -> list[Counters]:
+    """What every rank's emulated device did in a call."""
+    group = workspace.group
+    group.wait(60)
+    devices: list[Any] = [member.device.emulator for member in group.members]
+    for device in devices:
+        device.counters = Counters()
+    call()
+    group.wait(60)
+    return [device.counters for device in devices]
+
+
+def sent_bytes(way: str, counters: Counters) -> int:
+    """Flags apart: what threads stored to peers, or copy engines read."""
+    assert counters.peer_signal_bytes == 4 * counters.peer_signals
+    stored = counters.peer_store_bytes - counters.peer_signal_bytes
+    return counters.copy_engine_read_bytes if way == "ce" and stored == 0 else stored
+
+
+def model_bytes(way: str, count: int, element: Element, ranks: int, rank: int) -> int:
+    """What the model says that a rank sends."""
+    links = tuple(tree.neighbours(rank) for tree in two_trees(ranks)) if way == "tree" else ()
+    return expected_sent_bytes(way, count, element.bytes, ranks, rank, neighbours=links)
