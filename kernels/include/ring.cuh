@@ -11,9 +11,9 @@
 //   data   written by the previous: so many pieces have come. Waited for before every use of what came.
 //   room   written by the next: so many pieces in its scratch memory have been used. There are NUM_SLOTS
 //          slots, so a step waits for the use of what the same slot had before.
-// Why that is enough, without a barrier. Every complete piece of a chunk has in it what every rank gave, so it
-// comes after all reads that made it, on all ranks: each handed its piece on by a release that the next one has
-// acquired. A call ends on a rank when it has all complete pieces, empty ones too. So
+// Why that is enough, without a barrier. Every complete piece has in it what every rank gave, so it comes
+// after all reads that made it, on all ranks: each has handed it on by a release that the next one acquired.
+// A call ends on a rank when it has all complete pieces, empty ones too. So
 //   - no rank reads scratch memory any more when a call ends on any: the next one finds all slots free;
 //   - a rank that gets a complete piece knows by it that the one it sends it on to has begun and has read its
 //     own part: its dst may be overwritten, also where it is its src.
@@ -67,8 +67,8 @@ PTX_INLINE Ring open_ring(SignalControl* control, u32 rank) {
 }
 
 // Before step `step` of a piece: what it uses has come, where it writes is free. `sent`: pieces that this
-// channel has sent in the call, `into_scratch` of them into scratch memory. The whole CTA calls it. False: the
-// host has aborted, leave the kernel.
+// channel has sent in the call, `into_scratch` of them into scratch memory. The whole CTA calls it. False:
+// the host has aborted, leave the kernel.
 PTX_INLINE bool await_step(const Ring& ring, u32 step, u32 sent, u32 into_scratch) {
   const bool data = threadIdx.x == 0, scatter = step <= SCATTER_STEPS;
   const bool needed = data ? step > 0 : step < SCATTER_STEPS && into_scratch >= NUM_SLOTS;
@@ -83,8 +83,8 @@ PTX_INLINE bool await_step(const Ring& ring, u32 step, u32 sent, u32 into_scratc
   return !__syncthreads_or(!alive);  // what one has acquired, for all
 }
 
-// After step `step` of `steps`: tell the next what it got, and the previous what was used. The whole CTA calls
-// it. Thread 0 and thread 1 are lanes of a warp: one membar for both words.
+// After step `step` of `steps`: tell the next what it got, and the previous what was used. The whole CTA
+// calls it. Thread 0 and thread 1 are lanes of a warp: one membar for both words.
 PTX_INLINE void signal_step(Ring& ring, u32 step, u32 steps) {
   __syncthreads();  // the accesses of all threads, before the releases of two
   const bool sends = step < steps, uses = step > 0 && step <= SCATTER_STEPS;
@@ -99,7 +99,8 @@ PTX_INLINE void close_ring(const Ring& ring) {
 // All steps of the channel's pieces. sum({dst...}, {src...}, slice) moves, and adds where there are several
 // sources: sum_piece, or another way to do the same. False: the host has aborted.
 template <class Sum>
-PTX_INLINE bool go_around(const RingBuffers& buffers, SignalControl* control, u32 num_pieces, u32 rank, Sum& sum) {
+PTX_INLINE bool go_around(const RingBuffers& buffers, SignalControl* control, u32 num_pieces, u32 rank,
+                          Sum& sum) {
   constexpr u32 STEPS = SCATTER_ONLY ? SCATTER_STEPS : ALL_STEPS;
   Ring ring = open_ring(control, rank);
   const u8* const src = buffers.src;

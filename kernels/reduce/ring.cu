@@ -3,14 +3,15 @@
 // Moves      each rank sends 2 (N - 1) chunks of S / N bytes to its next, N - 1 for a ReduceScatter: own and
 //            local scratch memory -> registers -> remote scratch memory, then own dst -> registers -> remote
 //            dst. No rank gets more from a peer than it sends: every link carries the same.
-// Computes   chunk c is x[c + 1] + x[c + 2] + ... + x[c] (ranks modulo N), each addition in float32 and rounded
-//            to ELEMENT: what travels is of that type. Fixed by the ranks alone: the same bits every time, and
-//            everywhere, since each chunk is computed by one rank at a time and then copied.
+// Computes   chunk c is x[c + 1] + x[c + 2] + ... + x[c] (ranks modulo N), each addition in float32 and
+//            rounded to ELEMENT: what travels is of that type. Fixed by the ranks alone: the same bits every
+//            time, and everywhere, since each chunk is computed by one rank at a time and then copied.
 // In flight  THREADS x UNROLL x 16 bytes of loads per CTA and source.
-// Needs      sm_80; peer access to the next rank's scratch memory, pad and dst. Any count, any alignment of src
-//            and dst to whole elements; vectors where they lie alike modulo 16. src may be dst.
-// Barriers   data and room of the channel (ring.cuh), per piece and step: 3 (N - 1) signals. A ReduceScatter ends
-//            with one of its slot over all ranks (signals.cuh), after which scratch memory is free again.
+// Needs      sm_80; peer access to the next rank's scratch memory, pad and dst. Any count, any alignment of
+//            src and dst to whole elements; vectors where they lie alike modulo 16. src may be dst.
+// Barriers   data and room of the channel (ring.cuh), per piece and step: 3 (N - 1) signals. A ReduceScatter
+//            ends with one of its slot over all ranks (signals.cuh), after which scratch memory is free
+//            again.
 // Shared     none. Scratch memory: NUM_SLOTS slots of PIECE_BYTES per channel.
 // Compile    nvcc -arch=sm_80 -cubin -I../include -DELEMENT=bf16 -DSCATTER_ONLY=0 -DTHREADS=256 -DUNROLL=4
 //            -DPIECE_BYTES=65536 -DNUM_SLOTS=2 -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512 -DSIGNAL_PADS_OFFSET=128

@@ -1,25 +1,26 @@
 // AllReduce and ReduceScatter, how fast when the TMA carries what comes around a ring, and threads only add?
 //
-// Moves      as ring.cu, 2 (N - 1) chunks of S / N bytes from each rank to its next, N - 1 for a ReduceScatter:
-//            own and local scratch memory -> shared -> remote scratch memory, then own dst -> shared -> remote
-//            dst, by cp.async.bulk. Registers see only what is added, and the ends of pieces that are no vector.
+// Moves      as ring.cu, 2 (N - 1) chunks of S / N bytes from each rank to its next, N - 1 for a
+//            ReduceScatter: own and local scratch memory -> shared -> remote scratch memory, then own dst ->
+//            shared -> remote dst, by cp.async.bulk. Registers see only what is added, and the ends of pieces
+//            that are no vector.
 // Computes   as ring.cu, with the same bits: the sum replaces what came, in shared memory.
 // In flight  NUM_STAGES tiles of TILE_BYTES per CTA and source.
-// Needs      sm_90; peer access to the next rank's scratch memory, pad and dst. Any count, any alignment of src
-//            and dst to whole elements; threads alone move a piece where they lie differently modulo 16.
-// Barriers   full[s]: 1 arrival (the asking thread, with expect_tx of the tile's bytes from all sources) and those
-//            bytes; once per use of stage s, so the awaited parity starts at 0 and flips at each wrap of the
-//            stages, on through all pieces. No empty[s]: the thread that asks also stores, and wait_group.read
-//            tells it that a stage has been read. Between ranks as ring.cu.
-// Proxies    generic -> async, global: what threads have stored (operands, ends, a piece of a rank whose src lies
-//            otherwise) and what peers have read is known by the words; one fence.proxy.async in the asking
-//            thread behind them, before bulk copies read or overwrite it. Also from the peer's bulk stores to
-//            our bulk loads: one proxy orders by itself only inside a CTA.
+// Needs      sm_90; peer access to the next rank's scratch memory, pad and dst. Any count, any alignment of
+//            src and dst to whole elements; threads alone move a piece where they lie differently modulo 16.
+// Barriers   full[s]: 1 arrival (the asking thread, with expect_tx of the tile's bytes from all sources) and
+//            those bytes; once per use of stage s, so the awaited parity starts at 0 and flips at each wrap
+//            of the stages, on through all pieces. No empty[s]: the thread that asks also stores, and
+//            wait_group.read tells it that a stage has been read. Between ranks as ring.cu.
+// Proxies    generic -> async, global: what threads have stored (operands, ends, a piece of a rank whose src
+//            lies otherwise) and what peers have read is known by the words; one fence.proxy.async in the
+//            asking thread behind them, before bulk copies read or overwrite it. Also from the peer's bulk
+//            stores to our bulk loads: one proxy orders by itself only inside a CTA.
 //            generic -> async, shared: each thread's sums, and its reads of the tile that the next load
 //            overwrites: fence.proxy.async in each of them, before the bar.sync in front of the bulk store.
-//            async -> generic: wait_group and the mbarrier, with an implicit proxy fence (PTX ISA, "Async Proxy"
-//            of asynchronous copies). wait_group 0 makes all writes, also those at the next rank, visible to the
-//            asking thread; bar.sync and the release of the data word hand that on.
+//            async -> generic: wait_group and the mbarrier, with an implicit proxy fence (PTX ISA, "Async
+//            Proxy" of asynchronous copies). wait_group 0 makes all writes, also those at the next rank,
+//            visible to the asking thread; bar.sync and the release of the data word hand that on.
 // Shared     dynamic: stages, NUM_STAGES x 2 x TILE_BYTES (what came, own part); static: full[NUM_STAGES].
 // Compile    nvcc -arch=sm_90a -cubin -I../include -DELEMENT=bf16 -DSCATTER_ONLY=0 -DTHREADS=256 -DUNROLL=4
 //            -DTILE_BYTES=8192 -DNUM_STAGES=4 -DPIECE_BYTES=65536 -DNUM_SLOTS=2 -DWORLD_SIZE=8
