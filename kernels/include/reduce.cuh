@@ -3,9 +3,9 @@
 // A message has count elements of type ELEMENT (f32, f16 or bf16). They lie in memory and travel as such, and
 // are added in float32: sum_piece adds its sources from the first to the last, then rounds once. Chunk c is
 // what rank c owns: as many elements as every other, the first count % WORLD_SIZE chunks one more. A chunk is
-// cut into pieces of PIECE_BYTES at lines, counted from an origin that is the same on every rank: where dst lies
-// in its line, if there is one dst for all. So all ranks cut alike. A piece in scratch memory lies like the
-// message modulo 16: whatever its length, vectors of 16 bytes move it, and single elements only its ends.
+// cut into pieces of PIECE_BYTES at lines, counted from an origin that is the same on every rank: where dst
+// lies in its line, if there is one dst for all. So all ranks cut alike. A piece in scratch memory lies like
+// the message modulo 16: whatever its length, vectors of 16 bytes move it, and single elements only its ends.
 #pragma once
 #include "signals.cuh"
 #include "slice.cuh"

@@ -66,8 +66,8 @@ PTX_INLINE Signals open_signals(SignalControl* control, u32 rank) {
 // What this thread has done and seen is seen by whoever acquires the word.
 PTX_INLINE void signal_peer(const Signals& signals) { st_release_sys(signals.theirs, signals.epoch); }
 
-// Waits until a word of this slot has reached an epoch. False: the host has aborted; the record says that step
-// `number` waited for the peer.
+// Waits until a word of this slot has reached an epoch. False: the host has aborted; the record says that
+// step `number` waited for the peer.
 PTX_INLINE bool wait_word(SignalControl* control, u32 slot, u32 peer, const u32* word, u32 wanted, u32 step,
                           u32 number) {
   while (true) {
