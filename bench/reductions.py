@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import nccl
+from bench.bench_allgather import copies
 from bench.cost import resources
 from bench.groups import finish, group_for, workspace_for
 from bench.peer_axes import NCCL
 from bench.reduce_axes import ReducePoint
 from kernels.common import ConfigError
+from kernels.ipc.copy_engine import CopyEngineConfig
 from kernels.ipc.group import Group
 from kernels.ipc.symmetric import Symmetric
 from kernels.reduce import allreduce, reduce_scatter
@@ -172,7 +174,10 @@ def _launch(measure: Measure, job: Job, point: ReducePoint) -> tuple[Launch, dic
     if isinstance(loaded[0], Kernel):
         capabilities = group.members[0].device.capabilities
         cost = resources(loaded[0], config.threads, config.shared_bytes, capabilities)
-    return launch, described(job, config), cost
+    said = described(job, config)
+    if point.way == "ce":
+        said["copies"] = copies(group, CopyEngineConfig(batched=True))
+    return launch, said, cost
 
 
 def chosen_config(job: Job, point: ReducePoint) -> ReduceConfig:

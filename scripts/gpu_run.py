@@ -19,6 +19,7 @@ All limits together are longer than the whole may take. Where time allows, give 
     python scripts/gpu_run.py --out pipelines --only pipelines
     python scripts/gpu_run.py --out node --only environment,driver_facts,cuda,processes,ipc,host
     python scripts/gpu_run.py --out peers --only peers               # from two GPUs on
+    python scripts/gpu_run.py --out reductions --only reductions     # the same
 
 Ranks share GPUs where there are fewer than ranks: one GPU tests everything but bandwidth and latency between
 two. Kernels of several processes on one GPU take turns, milliseconds each, so what waits for a peer is slow.
@@ -110,6 +111,7 @@ def stages(device: str, out: Path, *, quick: bool) -> list[Stage]:
         Stage("counters", (*helper, "counters", *place), 90),
         Stage("host", (*pytest, *axes, *rounds, *_bench(out, "host")), 300),
         Stage("peers", (*pytest, *axes, *rounds, *_bench(out, "peers")), 400, gpus=2),
+        Stage("reductions", (*pytest, *axes, *rounds, *_bench(out, "reductions")), 400, gpus=2),
         Stage("pipelines", (*pytest, *axes, *rounds, *_bench(out, "pipelines")), 500),
     ]
 
@@ -156,6 +158,7 @@ def _bench(out: Path, name: str) -> tuple[str, ...]:
         "throughput": ("bench/bench_throughput.py", "bench/bench_uncertainty.py"),
         "host": ("bench/bench_host.py", "bench/bench_ipc.py"),
         "peers": ("bench/bench_flag.py", "bench/bench_allgather.py"),
+        "reductions": ("bench/bench_allreduce.py", "bench/bench_reduce_scatter.py"),
         "pipelines": ("bench/bench_control.py", "bench/bench_cluster.py", "bench/bench_pipeline.py"),
     }
     return (*files[name], f"--benchmark-json={out / name}.json")

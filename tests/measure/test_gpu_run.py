@@ -55,7 +55,8 @@ def test_all_limits_together_are_known_and_tests_and_benchmarks_have_room() -> N
     found = {item.name: item for item in gpu_run.stages("cuda:0", Path("x"), quick=False)}
     assert list(found) == [
         "environment", "driver_facts", "cuda", "processes", "ipc", "compile", "sass", "tests", "timing",
-        "hangs", "latency", "throughput", "counters", "host", "peers", "pipelines",
+        "hangs", "latency", "throughput", "counters", "host", "peers", "reductions",
+        "pipelines",
     ]  # fmt: skip
     assert "--benchmark-json=x/latency.json" in found["latency"].command
     assert gpu_run.TOTAL_S < 600

@@ -45,16 +45,21 @@ def run_ranks(name: str, *options: str) -> list[subprocess.CompletedProcess[str]
 
 def test_every_process_times_its_rank_and_rank_0_tells_and_saves(tmp_path: Path) -> None:
     out = tmp_path / "run.json"
-    chosen = "(push-1MiB-2ranks-16ctas) or sm.push-1KiB-4ranks or 0B-released-2ranks"
+    chosen = (
+        "(push-1MiB-2ranks-16ctas) or sm.push-1KiB-4ranks or 0B-released-2ranks "
+        "or twoshot-512KiB-bfloat16-2ranks-16ctas"
+    )
     first, second = run_ranks(
         f"benches-{os.getpid()}", "--device=emu:h100", "-k", chosen, f"--benchmark-json={out}"
     )
     assert (first.returncode, second.returncode) == (0, 0), first.stdout + second.stderr
     assert "AllGather, how many SMs: emu:h100 (modelled)" in first.stdout
-    assert "2 passed, 2 skipped" in first.stdout
+    assert "AllReduce, how many SMs: emu:h100 (modelled)" in first.stdout
+    assert "3 passed, 2 skipped" in first.stdout
     assert (second.stdout, second.stderr) == ("", "")
     data = json.loads(out.read_text())
-    assert {entry["extra_info"]["key"]["way"] for entry in data["benchmarks"]} == {"sm.push", "tma.push"}
+    ways = {entry["extra_info"]["key"]["way"] for entry in data["benchmarks"]}
+    assert ways == {"sm.push", "tma.push", "twoshot"}
     for entry in data["benchmarks"]:
         (both,) = entry["extra_info"]["timing"]["ranks_s_per_sample"]
         assert len(both) == 2 and entry["extra_info"]["samples_s"] == [max(both)]
