@@ -6,7 +6,8 @@
 // In flight  THREADS x UNROLL x 16 bytes of loads per CTA and term.
 // Needs      sm_80. Any number and alignment of whole elements: vectors where terms and dst lie alike modulo
 //            16. One of the terms may be dst.
-// Barriers   none: the stream waits for the copies, and copies for the kernel.
+// Barriers   none: the stream waits for the copies, and copies for the kernel. When the host has aborted, the
+//            stream was let go without them: then nothing is added.
 // Shared     none.
 // Compile    nvcc -arch=sm_80 -cubin -I../include -DELEMENT=bf16 -DTHREADS=256 -DUNROLL=2 -DPIECE_BYTES=8192
 //            -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512 -DSIGNAL_PADS_OFFSET=128 -DSIGNAL_EPOCHS_OFFSET=256
@@ -21,7 +22,8 @@ struct Buffers {  // by value in the parameters
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-add(const __grid_constant__ Buffers buffers) {
+add(const __grid_constant__ Buffers buffers, const SignalControl* control) {
+  if (__syncthreads_or(threadIdx.x == 0 && ld_relaxed_sys(&control->abort) != 0)) return;
   const u32 origin = (u32)((u64)buffers.dst % LINE_BYTES);
   u8* const targets[] = {buffers.dst};
   for (u64 j = blockIdx.x;; j += gridDim.x) {

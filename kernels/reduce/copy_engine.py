@@ -8,6 +8,10 @@ those of all ranks have arrived, so each has begun, and has read what this turn'
 have arrived, so every rank has added, and scratch memory is free.
 
 What is queued is in the order of its dependences on every rank, and on one stream of each.
+
+A rank sends 2 (N - 1)/N S, as around a ring. Its memory is read (3 N - 2)/N times S and written (2 N - 1)/N
+times: sums come back to memory and are read again to be sent, for which a two-shot, whose threads add and
+send, reads (N - 1)/N S less.
 """
 
 from __future__ import annotations
@@ -145,7 +149,8 @@ def _add(turn: _Turn, member: Member, config: AddConfig, kernel: Kernel) -> None
         for writer in range(message.workspace.group.world_size)
     ]
     buffers = np.array([*terms, message.dst.array(rank).ptr + begin, end - begin], np.uint64)
-    kernel.launch(config.ctas, config.threads, (buffers,), stream=message.workspace.stream(rank))
+    args = (buffers, message.workspace.control(member))
+    kernel.launch(config.ctas, config.threads, args, stream=message.workspace.stream(rank))
 
 
 def _send_sums(turn: _Turn, member: Member) -> None:

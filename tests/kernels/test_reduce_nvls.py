@@ -40,8 +40,8 @@ def normal(ranks: int, count: int, element: Element) -> list[Any]:
 def test_the_emulated_switch_adds_in_order_of_rank_and_rounds_halves_once(
     ranks: int, schedule: str, element: Element
 ) -> None:
-    """docs/emulator.md: members are added in the order in which they were bound. What is left and right of the
-    vectors of 16 bytes is added by threads, in the same order."""
+    """docs/emulator.md: members are added in the order in which they were bound. What is left and right of
+    the vectors of 16 bytes is added by threads, in the same order."""
     with reduce_group(ranks, schedule, 1) as (group, workspace):
         operands = Operands(workspace, normal(ranks, 301, element), element, "in place", dst_shift=1)
         operands.reduce("nvls", CONFIG)
@@ -52,9 +52,9 @@ def test_the_emulated_switch_adds_in_order_of_rank_and_rounds_halves_once(
 
 @pytest.mark.parametrize("element", Element)
 def test_sums_are_those_of_float32_rounded_once_in_whatever_order(element: Element, node: str) -> None:
-    """The bound of N - 1 additions in float32 and one rounding holds for every order of summation; ptxas makes
-    LDGMC.E.ADD.F32x4.RN and LDGMC.E.F32ADD.BF16x8.RN of the loads, so they round to the nearest. Float32
-    subnormals may be flushed: 2^-126 for each term and each sum."""
+    """The bound of N - 1 additions in float32 and one rounding holds for every order of summation; ptxas
+    makes LDGMC.E.ADD.F32x4.RN and LDGMC.E.F32ADD.BF16x8.RN of the loads, so they round to the nearest.
+    Float32 subnormals may be flushed: 2^-126 for each term and each sum."""
     ranks = 3
     with reduce_group(ranks, node=node) as (group, workspace):
         need("nvls", group, element, node)
