@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from kernels.common import require
-from kernels.reduce.config import KernelWay, direct_reason, suitable_ctas
+from kernels.reduce.config import MAX_CTAS, KernelWay, direct_reason
 from kernels.reduce.message import AllReduceMessage, pieces_of
 from kernels.reduce.ring import RingConfig, suitable_piece
 from kernels.reduce.trees import two_trees
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 ROLES = 4
 """CTAs of a channel: up and down in two trees."""
 NOBODY = 0xFFFFFFFF
+
+# A step costs 2.5 us besides its bytes (modelled on emu:h100x4 and x8), so few pieces should follow each
+# other: 64 KiB on 4 ranks take 11 us with a piece of 8 KiB for each of 4 channels, 28 us with eight of 4 KiB
+# for one. At 1 MiB all CTAs that a collective should take are busy: 19 us with two pieces of 16 KiB for each
+# channel, 22 us with four of 8 KiB.
+MIN_PIECE_BYTES = 8192
+MAX_PIECE_BYTES = 32768
+"""Of default configurations."""
 
 _BRANCH = np.dtype(
     [("parent", "<u4"), ("side", "<u4"), ("children", "<u4", 2), ("parent_scratch", "<u8"),
@@ -50,10 +58,17 @@ class TreeConfig(RingConfig):
 
 
 def throughput_config(workspace: Workspace, element: Element, nbytes: int) -> TreeConfig:
-    """For messages of ``nbytes``."""
+    """For messages of ``nbytes``: a channel for every piece of each half as long as there are channels, then
+    larger pieces, but two of them: while one comes down, the other goes up."""
     del element
-    ctas = max(ROLES, suitable_ctas(workspace, nbytes) // ROLES * ROLES)
-    return TreeConfig(ctas=ctas, piece_bytes=suitable_piece(workspace, ctas, TreeConfig.num_slots))
+    half = -(-nbytes // 2)
+    channels = max(1, min(MAX_CTAS, workspace.channels) // ROLES)
+    channels = max(1, min(channels, -(-half // MIN_PIECE_BYTES)))
+    piece = MIN_PIECE_BYTES
+    while piece < MAX_PIECE_BYTES and half > 2 * channels * piece:
+        piece *= 2
+    ctas = ROLES * channels
+    return TreeConfig(ctas=ctas, piece_bytes=suitable_piece(workspace, ctas, TreeConfig.num_slots, piece))
 
 
 def arguments(member: Member, message: AllReduceMessage, config: TreeConfig) -> Sequence[object]:
