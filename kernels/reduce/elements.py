@@ -53,10 +53,6 @@ class Element(Enum):
         """Half the distance of 1 to the next number: a rounded sum is off by this much of itself, at most."""
         return float(2.0 ** -{Element.F32: 24, Element.F16: 11, Element.BF16: 8}[self])
 
-    def round(self, values: NDArray[np.floating]) -> NDArray[np.float32]:
-        """The nearest elements, ties to even, as float32. Values beyond the largest become infinite."""
-        return self.widen(self.narrow(np.asarray(values, np.float32)))
-
     def narrow(self, values: NDArray[np.float32]) -> NDArray[np.unsignedinteger]:
         """float32 to the bits of the nearest elements, ties to even."""
         if self is Element.F32:

@@ -26,7 +26,15 @@ from tests.kernels.group_kit import EMULATED, local_group
 Bits = NDArray[np.unsignedinteger]
 
 CHANNELS = 8
-SMALL = {"ctas": 2, "threads": 64, "unroll": 2, "piece_bytes": 128, "num_slots": 2, "num_stages": 2}
+SMALL = {
+    "ctas": 2,
+    "threads": 64,
+    "unroll": 2,
+    "piece_bytes": 128,
+    "num_slots": 2,
+    "num_stages": 2,
+    "tile_bytes": 48,
+}
 """Of a configuration, those of its fields that are here: a few hundred elements take several pieces, rounds
 and turns of every ring."""
 CANARY, GUARD_BYTES = 0xA5, 64
