@@ -54,11 +54,11 @@ def allreduce(
     """Queue an AllReduce on the workspace's streams and return; ``group.wait`` waits for it.
 
     ``dst`` is symmetric memory, ``src`` an array of as many bytes for each local rank, in order of
-    ``group.members``, or symmetric memory; None: in place. ``dtype``: "float32", "float16" or "bfloat16",
-    whatever the arrays call their bytes. Any count and any alignment to whole elements is right; kernels move
-    16 bytes at a time where src and dst are alike modulo 16. ``config`` belongs to the way; None: its
-    :func:`throughput_config`. src and dst are used in the order of ``workspace.stream(rank)``, with which the
-    default stream is not ordered.
+    ``group.members``, or symmetric memory, then on all ranks; None: in place. ``dtype``: "float32", "float16"
+    or "bfloat16", whatever the arrays call their bytes. Any count and any alignment to whole elements is
+    right; kernels move 16 bytes at a time where src and dst are alike modulo 16. ``config`` belongs to the
+    way; None: its :func:`throughput_config`. src and dst are used in the order of ``workspace.stream(rank)``,
+    with which the default stream is not ordered.
 
     Collective: every rank calls it with the same way, count and configuration, in the same order of calls of
     the workspace. Raises OperandError, ConfigError, GroupError before anything is queued.
