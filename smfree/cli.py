@@ -1,4 +1,4 @@
-"""The command line: ``smfree devices``, ``smfree compare OLD NEW`` and ``smfree timeline TRACE``."""
+"""The command line: ``smfree devices``, ``compare OLD NEW``, ``timeline TRACE`` and ``predict``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from smfree.model.collectives import NVLINK_4, RDMA_400G, Link
+from smfree.model.predict import Cluster, prediction_text
 from smfree.results.compare import Limits, Verdict, compare_runs
 from smfree.results.report import comparison_text
 from smfree.results.store import load_run
@@ -64,12 +66,40 @@ def _run(arguments: Sequence[str] | None) -> int:
     picture.add_argument(
         "--to", dest="end", type=_number, metavar="CYCLES", help="default: the last launch's end"
     )
+    predict = commands.add_parser(
+        "predict",
+        help="what an AllReduce should take by each algorithm, from alpha and beta of the links",
+        description="Steps, bytes sent per rank, times, who is fastest, and many nodes. All times are "
+        "modelled. The default links are those often quoted, not measured.",
+    )
+    predict.add_argument("--bytes", type=_number, required=True, metavar="S", help="of a rank, as 140e9")
+    predict.add_argument("--ranks", type=int, required=True, metavar="N")
+    predict.add_argument("--node-size", type=int, default=8, metavar="N", help="default: %(default)s ranks")
+    for name, flag, where, link in (
+        ("inside", "", "in a node", NVLINK_4),
+        ("across", "across-", "between nodes", RDMA_400G),
+    ):
+        predict.add_argument(
+            f"--{flag}alpha-us", dest=f"{name}_alpha_s", type=lambda us: _number(us) * 1e-6,
+            default=link.alpha_s, metavar="US",
+            help=f"start-up of a step {where}; default: {link.alpha_s * 1e6:g}",
+        )  # fmt: skip
+        predict.add_argument(
+            f"--{flag}beta-gbps", dest=f"{name}_beta", type=lambda gbps: _number(gbps) * 1e9,
+            default=link.bytes_per_s, metavar="GB/S",
+            help=f"of a rank {where}, one way; default: {link.bytes_per_s / 1e9:g}",
+        )  # fmt: skip
     given = parser.parse_args(arguments)
     try:
         if given.command == "devices":
             return devices()
         if given.command == "timeline":
             return draw_timeline(given.trace, given.output, given.title, given.start, given.end)
+        if given.command == "predict":
+            inside = Link(given.inside_alpha_s, given.inside_beta)
+            across = Link(given.across_alpha_s, given.across_beta)
+            print(prediction_text(Cluster(given.node_size, inside, across), given.bytes, given.ranks))
+            return 0
         return compare_files(
             given.old, given.new, Limits(given.limit / 100, given.floor_ns * 1e-9), everything=given.all
         )

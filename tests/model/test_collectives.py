@@ -1,4 +1,4 @@
-"""Costs of collectives: the founding notes' numbers, and what must hold for all sizes and numbers of ranks."""
+"""Costs of collectives: those of the founding notes, and what holds for all sizes and numbers of ranks."""
 
 from __future__ import annotations
 
