@@ -1,10 +1,16 @@
-"""What the ranks of test_reduce_processes.py do, each in a process of its own; several may share a GPU."""
+"""What the ranks of test_reduce_processes.py and test_reduce_failures.py do, each in a process of its own;
+several may share a GPU."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,3 +93,23 @@ def _scattered(space: Workspace, way: str, element: Element, data: Any, config: 
     reduce_scatter.reduce_scatter(space, dst, src, dtype=element, way=way, config=config)
     space.group.wait(timeout_s=60)
     return dst.numpy().view(element.bits)
+
+
+def die_in_the_middle(context: RankContext, way: str, clock: Path) -> None:
+    """Rank 1 is killed while all reduce again and again, and leaves the time of it in the file ``clock``."""
+
+    def die() -> None:
+        clock.write_text(str(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with workspace(context) as space:
+        element = Element.F32
+        operands = Operands(space, inputs(context.world_size, COUNT, element), element, "in place")
+        config = small_config(space, way, element)
+        operands.reduce(way, config)
+        space.group.wait(timeout_s=100)
+        if context.rank == 1:
+            threading.Timer(0.2, die).start()
+        while True:
+            operands.reduce(way, config)
+            space.group.wait(timeout_s=100)
