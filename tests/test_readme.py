@@ -200,8 +200,8 @@ def options_of(script: str) -> frozenset[str]:
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_a_page_names_options_links_and_files_that_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    programs = ("-m pytest", "-m smfree.cli compare", "-m smfree.cli timeline", "scripts/gpu_run.py")
-    programs += ("scripts/draw_timelines.py", "-m smfree.emulator.server")
+    programs = ("-m pytest", "-m smfree.cli compare", "-m smfree.cli timeline", "-m smfree.cli predict")
+    programs += ("scripts/gpu_run.py", "scripts/draw_timelines.py", "-m smfree.emulator.server")
     known = frozenset().union(*(options_of(program) for program in programs)) | {"--query-metrics"}
     assert set(OPTION.findall(text)) <= known
     links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
