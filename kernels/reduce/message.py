@@ -33,6 +33,9 @@ class Message(ABC):
         """What a local rank gives."""
         return self.sources[rank]
 
+    def __str__(self) -> str:
+        return f"{self.count} of {self.element.value}"
+
     @abstractmethod
     def target(self, rank: int) -> DeviceArray:
         """Where the sum goes on a local rank, or its chunk of it."""
@@ -54,6 +57,9 @@ class AllReduceMessage(Message):
 
     dst: Symmetric
     symmetric_src: Symmetric | None = None
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} at byte {self.dst.offset_bytes} of '{self.dst.label}'"
 
     def target(self, rank: int) -> DeviceArray:
         """Where the sum goes on a local rank."""

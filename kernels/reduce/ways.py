@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kernels.common import ConfigError, LaunchInfo, require
 from kernels.ipc.errors import GroupError
+from kernels.ipc.exchange import agree
 from kernels.reduce.elements import Element
 from smfree.cuda import Path
 
@@ -109,6 +110,8 @@ class Ways:
         """Queue it: nothing for no element, a copy in a group of one. ``what``: for errors."""
         way, chosen = self.choose(message, name, config)
         group = message.workspace.group
+        if message.workspace.compare_calls:
+            agree(group.exchange, self._collective, f"{message}, {name}, {chosen}")
         launches: tuple[LaunchInfo, ...] = ()
         if message.count and group.world_size > 1:
             launches = way.run(message, chosen, f"{what} ({name})")

@@ -36,6 +36,10 @@ class Workspace:
     Kernels of several workspaces that run at the same time wait for each other's places on the SMs: all their
     CTAs together must be resident (case D24), which only their caller can know.
 
+    With ``compare_calls`` the ranks' hosts compare every call before they queue it, so that ranks which
+    differ are a GroupError on all: for tests, it makes the hosts wait for each other. Without it such calls
+    end in a wait without end, or in wrong sums.
+
     Collective: every rank makes and closes it alike. Raises PoolError when the group's pool has no room,
     ConfigError, GroupError.
     """
@@ -48,6 +52,7 @@ class Workspace:
         oneshot_bytes: int = ONESHOT_BYTES,
         channels: int = MAX_CHANNELS,
         own_streams: bool = False,
+        compare_calls: bool = False,
         label: str = "workspace",
     ) -> None:
         for name, value in (("scratch_bytes", scratch_bytes), ("oneshot_bytes", oneshot_bytes)):
@@ -60,12 +65,14 @@ class Workspace:
         self.group = group
         self.channels = channels
         self.label = label
+        self.compare_calls = compare_calls
         self.oneshot_bytes = oneshot_bytes
         """The largest message of a one-shot that goes in one turn."""
         self._closed = False
         world_size = group.world_size
         sides = 2 * world_size * rounded(oneshot_bytes)
         shape = f"{scratch_bytes} bytes of scratch, one-shots of {oneshot_bytes}, {channels} channels"
+        shape += ", calls compared" if compare_calls else ""
         agree(group.exchange, "making of a workspace", f"{shape} for '{label}'")
         self.memory = group.symmetric(rounded(scratch_bytes) + sides, f"scratch of {label}")
         self.scratch = self.memory.bytes_view(0, scratch_bytes)

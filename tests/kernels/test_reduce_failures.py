@@ -155,11 +155,12 @@ def test_an_emulated_deadlock_is_told_by_ranks() -> None:
 # --- processes ---------------------------------------------------------------------------------------
 
 
-def between(body: Any) -> list[Any]:
+def between(body: Any, **options: Any) -> list[Any]:
     """``body(group, workspace)`` as each of three processes."""
 
     def rank(group: Group) -> Any:
-        with Workspace(group, scratch_bytes=1 << 13, oneshot_bytes=1 << 10, channels=CHANNELS) as space:
+        sizes: dict[str, Any] = {"scratch_bytes": 1 << 13, "oneshot_bytes": 1 << 10, "channels": CHANNELS}
+        with Workspace(group, **sizes, **options) as space:
             return body(group, space)
 
     return joined(GPUS, rank, options=lambda rank: {"pool_bytes": 1 << 17})
@@ -204,6 +205,36 @@ def test_between_processes_late_ranks_give_right_sums_each_way() -> None:
             check_sums(way, [operands.found(group.members[0].rank)], operands.data, Element.F32)
 
     assert between(body) == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("way", "count", "values", "words"),
+    [
+        ("nvls", COUNT, {}, "90 of float32 at byte 64 of 'dst', nvls, NvlsConfig(ctas=2,"),
+        ("oneshot", COUNT - 1, {}, "89 of float32 at byte 64 of 'dst', oneshot, OneshotConfig(ctas=2,"),
+        ("oneshot", COUNT, {"ctas": 1}, "90 of float32 at byte 64 of 'dst', oneshot, OneshotConfig(ctas=1,"),
+    ],
+    ids=["way", "count", "configuration"],
+)
+def test_hosts_that_compare_their_calls_see_what_the_signals_do_not(
+    way: str, count: int, values: dict[str, int], words: str
+) -> None:
+    """Rank 2's call differs; the words that it signals are those that the others wait for."""
+
+    def body(group: Group, space: Workspace) -> str:
+        operands, differs = operands_in(space), group.members[0].rank == 2
+        call(operands, "oneshot")
+        if differs:
+            operands.dst = operands.dst.bytes_view(0, 4 * count)
+        with pytest.raises(
+            GroupError, match="an AllReduce: every rank makes the same call in the s"
+        ) as caught:
+            call(operands, way if differs else "oneshot", **(values if differs else {}))
+        group.wait(timeout_s=20)
+        return str(caught.value)
+
+    told = between(body, compare_calls=True)
+    assert told[0] == told[1] == told[2] and f"; rank 2: {words}" in told[0]
 
 
 @pytest.mark.parametrize("way", ["ring.tma", "tree", "twoshot", "ce"])
