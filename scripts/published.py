@@ -1,6 +1,6 @@
 """Run kernels and copies on emulated nodes and set them beside public numbers: docs/published.md.
 
-    python scripts/published.py                 # write the page; `make docs` calls it (two minutes)
+    python scripts/published.py                 # write the page; `make docs` calls it (three minutes)
     python scripts/published.py --out page.md   # elsewhere
 
 All computed numbers are modelled. Public ones are from elsewhere, each with its source; a row that fixed a
@@ -38,6 +38,7 @@ from scripts.published_runs import (  # noqa: E402
     open_ms,
     pulling,
     puts_us,
+    reduce_gbps,
     shifts,
     spread,
     threads,
@@ -90,6 +91,11 @@ def pushed(name: str, gpu: str, public: float, config: Config, ctas: int) -> Row
     return Row(name, gpu, public, "GB/s", how, lambda: one_way_gbps(gpu, config, ctas))
 
 
+def summed(name: str, gpu: str, way: str, public: float) -> Row:
+    how = f"`{way}`, 8 GPUs: bus bandwidth of an AllReduce (between 16 and 32 MiB)"
+    return Row(name, gpu, public, "GB/s", how, lambda: reduce_gbps(gpu, way))
+
+
 ROWS = (
     pushed("h20-sm-reg", "h20", 37, threads(1024), 1),
     pushed("h20-sm-tma", "h20", 43, tiles(16 * KIB, 4), 1),
@@ -117,6 +123,8 @@ ROWS = (
         "ce-call-h100", "h100", 2.3, "us", "the same in one cuMemcpyBatchAsync",
         lambda: puts_us("h100", batched=True),
     ),
+    summed("ar-ring-h100", "h100", "ring.sm", 367),
+    summed("ar-nvls-h100", "h100", "nvls", 480),
     Row("ipc-open", "h100", 1.33, "ms", "cuIpcOpenMemHandle, 2 MiB", lambda: open_ms("h100")),
 )  # fmt: skip
 
@@ -126,15 +134,15 @@ ROWS = (
 HEAD = """\
 # Modelled beside published
 
-Written by `scripts/published.py` (`make docs`), which runs the kernels of `kernels/ipc` and plain copies
-on emulated nodes. Every computed number is **modelled**: a first-order clock, not a GPU
+Written by `scripts/published.py` (`make docs`), which runs the kernels of `kernels/ipc` and `kernels/reduce`
+and plain copies on emulated nodes. Every computed number is **modelled**: a first-order clock, not a GPU
 ([emulator.md](emulator.md) says what it leaves out). The public numbers are from elsewhere; none says
 anything about the GPU at hand.
 
 Pushes and pulls go one way, from rank 0 to rank 1, out of DRAM: an AllGather in which the other rank has
-nothing to send. Their rate is the slope between two lengths, so launch and barriers cancel. Copies are
-timed on their stream behind a blocker, their start-up included. What arrived is compared before a number
-is taken.
+nothing to send. Their rate is the slope between two lengths, so launch and barriers cancel; so is that of
+AllReduces. Copies are timed on their stream behind a blocker, their start-up included. What arrived is
+compared before a number is taken.
 
 ## Row by row
 
@@ -144,7 +152,8 @@ A row that fixed a parameter tests nothing: it says which one instead of an erro
 SOURCES = """
 `h20-*`: stmoonar/tileccl, plot script; `flag-nvlink`: its analysis, a card of the H20's class.
 `a100-ce-p2p`: NVIDIA/nvbandwidth, README. `h100-p2p-sm`: NVIDIA/gpu-driver-container#149. `nvlink-*`:
-ParallelKittens, arXiv 2511.13940, second hand. `ce-call-h100`: meta-pytorch/torchcomms#2195. `ipc-open`:
+ParallelKittens, arXiv 2511.13940, second hand. `ar-ring-h100`: NVIDIA/nccl#1455, 365 to 370; `ar-nvls-h100`:
+NVIDIA/nccl-tests#212. `ce-call-h100`: meta-pytorch/torchcomms#2195. `ipc-open`:
 rapidsai/ucx-py#334 (2019, GPU not named).
 """
 
@@ -163,6 +172,9 @@ What misses, and why:
   (`host.copy_startup_us`); a batch only runs copies of different pairs of memories at once. In the source
   a copy of a batch takes two thirds of a lone one.
 - **`h20-p2p-128-ce`** has one digit in its source.
+- **`ar-*`** are NCCL's kernels there and other ones here, with other numbers of SMs: what both share are the
+  links that bind them. That a number is near says no more. No parameter was fitted to these rows. Bus
+  bandwidth counts what a ring would send, 2 (N - 1)/N messages; with `nvls` a port carries (N + 1)/N.
 """
 
 SPREAD_HEAD = f"""
@@ -263,8 +275,7 @@ def not_compared() -> str:
   MiB, so the same time. That is a host's time to start a collective from Python, for which no parameter
   stands here. The kernel alone takes {small:.0f} us and {large:.0f} us (`multicast`, modelled). Copies by
   an engine to a multicast address are no way of `allgather`.
-- **`ar-*`**: there is no reduction here. **`k-*`**: inflation of communication and compute beside each
-  other.
+- **`k-*`**: inflation of communication and compute beside each other.
 - **`memcpy-d2d-h200`, `launch-floor-h200`** fixed `host.copy_device_efficiency`, `host.kernel_gap_us` and
   `host.graph_gap_us`.
 - **`seed-alpha-nvlink`** (0.8 us) names no operation: here a released flag takes {flag_us("h100"):.2f} us

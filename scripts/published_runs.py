@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from bench.reductions import outside_bound
 from kernels.ipc import flag_latency
 from kernels.ipc.allgather import allgather, throughput_config
 from kernels.ipc.bulk import BulkPullConfig, BulkPushConfig
@@ -15,6 +16,10 @@ from kernels.ipc.flag_latency import FlagLatencyConfig
 from kernels.ipc.group import Group
 from kernels.ipc.pull import PullConfig
 from kernels.ipc.push import PushConfig
+from kernels.reduce import allreduce as reductions
+from kernels.reduce.config import ReduceConfig
+from kernels.reduce.elements import Element
+from kernels.reduce.workspace import Workspace
 from smfree.cuda import Device, enable_peers
 from smfree.emulator.driver import Driver
 from smfree.emulator.node import Node
@@ -199,6 +204,35 @@ def gather_us(gpu: str, way: str, shard_bytes: int, count: int = 8) -> float:
             assert all(np.array_equal(dst.array(m.rank).numpy(), wanted) for m in ranks.members)
         launches = [member.device.emulator.last_launch for member in ranks.members]
         return float(max(one.end_s for one in launches) - max(one.start_s for one in launches)) * 1e6
+
+
+def reduce_gbps(
+    gpu: str | Profile, way: str, count: int = 8, lengths: tuple[int, int] = (16 * MIB, 32 * MIB)
+) -> float:
+    """Bus bandwidth of an AllReduce of bfloat16 in 1e9 bytes/s, 2 (N - 1)/N of the message's bytes per
+    second: the slope between two lengths, on the grid that the longer one has."""
+    short, long = lengths
+    with group(gpu, count, 2 * long + 32 * MIB) as ranks, Workspace(ranks) as workspace:
+        config = reductions.throughput_config(workspace, way, long, dtype=Element.BF16)
+        seconds = [_reduce_seconds(workspace, way, nbytes, config) for nbytes in lengths]
+    return 2 * (count - 1) / count * (long - short) / (seconds[1] - seconds[0]) / 1e9
+
+
+def _reduce_seconds(workspace: Workspace, way: str, nbytes: int, config: ReduceConfig) -> float:
+    """From the start of the last rank's kernel to the last one's end."""
+    ranks, element = workspace.group, Element.BF16
+    rng = np.random.default_rng(nbytes)
+    given = [element.narrow(rng.standard_normal(nbytes // 2, np.float32)) for _ in ranks.members]
+    with ranks.symmetric(nbytes, "terms") as src, ranks.symmetric(nbytes, "sums") as dst:
+        for member, bits in zip(ranks.members, given, strict=True):
+            src.array(member.rank).copy_from(bits.view(np.uint8), stream=member.stream)
+        reductions.allreduce(workspace, dst, src, dtype=element, way=way, config=config)
+        ranks.wait(timeout_s=LIMIT_S)
+        found = [dst.array(member.rank).numpy() for member in ranks.members]
+    assert all(np.array_equal(sums, found[0]) for sums in found), f"{way} differs from rank to rank"
+    assert not len(outside_bound(way, found[0].view(element.bits), given, element)), f"{way} is wrong"
+    launches = [member.device.emulator.last_launch for member in ranks.members]
+    return float(max(one.end_s for one in launches) - max(one.start_s for one in launches))
 
 
 def open_ms(gpu: str) -> float:

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from scripts.published import ROWS, Row, fixed_by, main
-from scripts.published_runs import copy_us, one_way_gbps, spread, threads, tiles
+from scripts.published_runs import MIB, copy_us, one_way_gbps, reduce_gbps, spread, threads, tiles
 from smfree.emulator.profile import load
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
-CHEAP = [row for row in ROWS if not row.how.startswith(("`tma.push`", "`sm.push`")) and row.gpu != "b200"]
+KERNELS = ("`tma.push`", "`sm.push`", "`ring.sm`", "`nvls`")
+CHEAP = [row for row in ROWS if not row.how.startswith(KERNELS) and row.gpu != "b200"]
 CLOSE = 0.05
 ONE_SM = [row for row in ROWS if row.id in ("h20-sm-reg", "h20-sm-tma")]
 
@@ -77,6 +78,16 @@ def test_fewer_bytes_in_flight_need_more_sms() -> None:
 
 def test_a_start_up_is_that_of_every_copy() -> None:
     assert copy_us("h20", 1, 4) == pytest.approx(copy_us("h20", 1))
+
+
+def test_a_rate_of_an_allreduce_is_its_links() -> None:
+    """Two ranks, which send half of the message in each of two steps; a slower link is a lower rate."""
+    usual, slower = (
+        reduce_gbps(load("h100").replace("link.gbps", factor=factor), "twoshot", 2, (2 * MIB, 4 * MIB))
+        for factor in (1.0, 0.5)
+    )
+    assert slower < 0.6 * usual
+    assert 0.4 * 450 < usual < 450
 
 
 def test_the_script_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
