@@ -147,7 +147,8 @@ RDMA_400G = Link(12e-6, 45e9)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one collective. ``sent_bytes``: of the rank that sends most."""
+    """Of one collective. ``sent_bytes``: of the rank that sends most. ``piece_bytes``: what a tree has under
+    way."""
 
     algorithm: str
     ranks: int
@@ -155,6 +156,7 @@ class Cost:
     steps: int
     sent_bytes: float
     seconds: float
+    piece_bytes: float | None = None
 
     @property
     def algorithm_bytes_per_s(self) -> float:
@@ -221,7 +223,7 @@ def tree(nbytes: float, ranks: int, link: Link, *, piece_bytes: float | None = N
     def in_pieces(pieces: int) -> Cost:
         steps = 2 * depth + pieces - 1
         seconds = link.seconds(steps, (depth + pieces - 1) * load * half / pieces)
-        return Cost("tree", ranks, nbytes, steps, load * half, seconds)
+        return Cost("tree", ranks, nbytes, steps, load * half, seconds, half / pieces)
 
     if piece_bytes is not None:
         return in_pieces(max(1, math.ceil(half / piece_bytes)))
@@ -253,6 +255,7 @@ def hierarchical(
         sum(part.steps for part in parts),
         sum(part.sent_bytes for part in parts),
         sum(part.seconds for part in parts),
+        parts[1].piece_bytes,
     )
 
 

@@ -116,11 +116,12 @@ def _link_line(place: str, link: Link) -> str:
 
 
 def _table(costs: Sequence[Cost]) -> str:
-    headers = ("algorithm", "steps", "sent per rank", "T (modelled)", "algbw GB/s", "busbw GB/s")
+    headers = ("algorithm", "steps", "piece", "sent per rank", "T (modelled)", "algbw GB/s", "busbw GB/s")
     rows = [
         (
             cost.algorithm,
             cost.steps,
+            decimal(cost.piece_bytes) if cost.piece_bytes else "",
             decimal(cost.sent_bytes),
             time_text(cost.seconds),
             f"{cost.algorithm_bytes_per_s / 1e9:.3g}",
@@ -128,7 +129,7 @@ def _table(costs: Sequence[Cost]) -> str:
         )
         for cost in costs
     ]
-    return tabulate(rows, headers, disable_numparse=True, colalign=("left", *["right"] * 5))
+    return tabulate(rows, headers, disable_numparse=True, colalign=("left", *["right"] * 6))
 
 
 def _fastest(costs: Sequence[Cost]) -> str:

@@ -152,7 +152,8 @@ def test_a_tree_in_pieces_by_hand() -> None:
     200 bytes, the other 9 a step of 400 bytes each."""
     cost = tree(2000, 8, Link(1e-6, 1e9), piece_bytes=100)
     assert cost.seconds == pytest.approx(6 * 1.2e-6 + 9 * 1.4e-6)
-    assert (cost.steps, cost.sent_bytes) == (15, 4000)
+    assert (cost.steps, cost.sent_bytes, cost.piece_bytes) == (15, 4000, 100)
+    assert tree(2000, 8, Link(1e-6, 1e9), piece_bytes=600).piece_bytes == 500  # equal ones
 
 
 # ---- who is fastest ---------------------------------------------------------------------------------

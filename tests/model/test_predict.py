@@ -31,6 +31,7 @@ def test_gradients_on_64_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "beta 45 GB/s, S* 540 KB (founding notes: 400G RDMA, not measured)" in text
     assert row(text, "ring") == ["1022", "279.5 GB", "6.222 s", "22.5", "44.9"]
     assert row(text, "hierarchical, ring across")[2] == "1.312 s"
+    assert row(text, "tree")[:4] == ["2054", "34.36 MB", "280 GB", "6.271 s"]  # 70 GB in 2054 + 1 - 18 pieces
     assert "\nfastest: hierarchical, ring across\n" in text
     assert (
         "fastest by size: hierarchical, tree across up to 1.218 GB; hierarchical, ring across beyond" in text
