@@ -31,6 +31,10 @@ Edits = tuple[tuple[str, str], ...]
 STALE = 0x3C
 CONFIG = {**SMALL, "ctas": 1, "unroll": 1, "tile_bytes": 128}
 
+FILES = {"ring.sm": "ring.cu", "ring.tma": "ring_bulk.cu", "tree": "tree.cu", "oneshot": "oneshot.cu",
+         "twoshot": "twoshot.cu", "direct": "twoshot.cu", "nvls": "nvls.cu"}  # fmt: skip
+"""The kernel of each way."""
+
 
 @dataclass(frozen=True)
 class Calls:
@@ -78,10 +82,6 @@ def mutated(way: str, edits: Edits) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ReduceConfig, "source", wrong)
         yield
-
-
-FILES = {"ring.sm": "ring.cu", "ring.tma": "ring_bulk.cu", "tree": "tree.cu", "oneshot": "oneshot.cu",
-         "twoshot": "twoshot.cu", "direct": "twoshot.cu", "nvls": "nvls.cu"}  # fmt: skip
 
 
 def whole_numbers(ranks: int, count: int, call: int) -> list[NDArray[np.uint32]]:
