@@ -111,7 +111,7 @@ def stages(device: str, out: Path, *, quick: bool) -> list[Stage]:
         Stage("counters", (*helper, "counters", *place), 90),
         Stage("host", (*pytest, *axes, *rounds, *_bench(out, "host")), 300),
         Stage("peers", (*pytest, *axes, *rounds, *_bench(out, "peers")), 400, gpus=2),
-        Stage("reductions", (*pytest, *axes, *rounds, *_bench(out, "reductions")), 400, gpus=2),
+        Stage("reductions", (*pytest, *axes, *rounds, *_bench(out, "reductions")), 500, gpus=2),
         Stage("pipelines", (*pytest, *axes, *rounds, *_bench(out, "pipelines")), 500),
     ]
 
