@@ -19,6 +19,7 @@ from kernels.ipc.signals import SignalLayout
 from smfree.cuda import CompileError, CudaSource, ModuleImage, compile_cuda
 from smfree.cuda.sass import SassInstruction
 from tests.kernels.cases import ASYNC_STEMS, EVERY_ARCH, TMA_ARCHS
+from tests.kernels.sass_kit import poll_turns
 
 LAYOUT = SignalLayout(8)
 LONGEST_POLL = 16
@@ -108,12 +109,9 @@ def test_a_barrier_is_one_membar_and_one_store(case: Case, arch: str) -> None:
 
 @_every(CASES)
 def test_a_turn_of_a_wait_is_two_loads_and_one_flush_of_l1(case: Case, arch: str) -> None:
-    found = _sass(case, arch)
-    loads = [at for at, one in enumerate(found) if one.opcode == "LDG.E.STRONG.SYS"]
-    assert len(loads) == 2 * case.waits
-    for first, second in zip(loads[::2], loads[1::2], strict=True):
-        branches = [at for at in range(second, len(found)) if found[at].stem == "BRA" and found[at].guard]
-        turn = found[first : branches[1] + 1]  # the first leaves, the second goes round
+    turns = poll_turns(_sass(case, arch))
+    assert len(turns) == case.waits
+    for turn in turns:
         assert len(turn) <= LONGEST_POLL
         assert [one.opcode for one in turn if one.stem == "CCTL"] == ["CCTL.IVALL"]
         assert not {"MEMBAR", "ERRBAR", "STG", "BAR"} & {one.stem for one in turn}
