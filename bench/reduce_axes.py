@@ -92,7 +92,7 @@ REDUCE_SCATTER: Mapping[Axes, ReduceAxes] = {
     Axes.FULL: ReduceAxes(
         ways=SCATTER_WAYS,
         ranks=8,
-        message_bytes=ALL_BYTES[::2],
+        message_bytes=ALL_BYTES[2::2],  # every rank's chunk has an element
         other_ranks=(2, 4),
         other_bytes=(32 * KIB, 8 << 20, 128 << 20),
         other_ways=SCATTER_WAYS,

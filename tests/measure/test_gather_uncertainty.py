@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from bench.bench_gather_uncertainty import Ranks, machines, seconds
+from bench.bench_reduce_uncertainty import machines as reduce_machines
+from bench.bench_reduce_uncertainty import seconds as reduce_seconds
 from bench.reruns import Reruns, sensitivity
 from kernels.ipc.group import Group
+from kernels.reduce.workspace import Workspace
 from smfree.measure.nodes import open_node
 from smfree.measure.options import Axes
 from smfree.measure.records import Question
@@ -71,6 +74,27 @@ def test_what_no_way_uses_is_not_varied() -> None:
     assert not any(name.startswith(("cluster.", "cp_async.", "issue.mma")) for name in bulk)
 
 
+def test_an_allreduce_runs_again_on_another_node() -> None:
+    """A one-shot sends a message to its peer, a two-shot half of one twice. On a link of half the rate both
+    take as long again as the message took before, but for what other waits hide."""
+    node = open_node("emu:h100", 2)
+    with (
+        Group.local(node.devices, pool_bytes=2048 * KIB) as group,
+        Workspace(group, scratch_bytes=256 * KIB, oneshot_bytes=64 * KIB) as workspace,
+    ):
+        pair: Any = SimpleNamespace(base=Curve("oneshot", {}), challenger=Curve("twoshot", {}))
+        reruns = Reruns(node, group, pair, partial(reduce_seconds, workspace))
+        size = 256 * KIB
+        took_s = size / (node.devices[0].driver.node.links.gbps(0, 1) * 1e9)
+        usual, slower = reruns.pair(None, 1.0, size), reruns.pair("link.gbps", 0.5, size)
+        added = [more - less for more, less in zip(slower, usual, strict=True)]
+        assert added == pytest.approx([took_s, took_s], rel=0.5)
+        assert reruns.pair("tma.startup_cycles", 2.0, size) == usual, "no way here uses the TMA"
+    node.close()
+
+
 def test_only_full_axes_of_emulated_devices_vary() -> None:
     assert list(machines(Axes.QUICK, "emu:h100")) == list(machines(Axes.FULL, "cuda:0")) == []
     assert list(machines(Axes.FULL, "emu:h100")) == [Ranks(2), Ranks(4), Ranks(8)]
+    assert list(reduce_machines(Axes.QUICK, "emu:h100")) == list(reduce_machines(Axes.FULL, "cuda:0")) == []
+    assert list(reduce_machines(Axes.FULL, "emu:h100")) == [Ranks(4)]
