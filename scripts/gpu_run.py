@@ -17,7 +17,8 @@ All limits together are longer than the whole may take. Where time allows, give 
     python scripts/gpu_run.py --out checks --only environment,sass,tests,timing,hangs
     python scripts/gpu_run.py --out copies --only compile,latency,throughput,counters
     python scripts/gpu_run.py --out pipelines --only pipelines
-    python scripts/gpu_run.py --out node --only environment,driver_facts,cuda,processes,ipc,host
+    python scripts/gpu_run.py --out node --only environment,driver_facts,cuda,ipc,host
+    python scripts/gpu_run.py --out reduce --only processes,reduce
     python scripts/gpu_run.py --out peers --only peers               # from two GPUs on
     python scripts/gpu_run.py --out reductions --only reductions     # the same
 
@@ -93,14 +94,17 @@ def stages(device: str, out: Path, *, quick: bool) -> list[Stage]:
     kernels = (*pytest, "-vv", "-k", one, "-o", "faulthandler_timeout=60", "tests/kernels")
     alone = "not timing and not node"
     tests = (*kernels, *workers, "-m", alone) if not quick else (*pytest, "tests/measure/test_timer.py")
-    processes = "tests/kernels/test_ipc_on_node.py"
+    processes = ("tests/kernels/test_ipc_on_node.py", "tests/kernels/test_reduce_processes.py")
     groups = "tests/kernels/test_ipc_signals.py" if quick else "tests/kernels"
+    reduce = ["tests/kernels/test_reduce_scatter.py"] if quick else reduction_tests()
+    others = [f"--ignore={path}" for path in (*processes, *reduction_tests())]
     return [
         Stage("environment", (*helper, "environment", *place), 30),
         Stage("driver_facts", facts, 60),
         Stage("cuda", (*_ranks(device, out, "cuda"), "tests/cuda"), 120),
-        Stage("processes", (*_ranks(device, out, "processes"), processes), 120),
-        Stage("ipc", (*_ranks(device, out, "ipc"), groups, f"--ignore={processes}"), 240),
+        Stage("processes", (*_ranks(device, out, "processes"), *processes), 240),
+        Stage("ipc", (*_ranks(device, out, "ipc"), groups, *others), 240),
+        Stage("reduce", (*_ranks(device, out, "reduce"), *reduce), 300),
         Stage("compile", (*helper, "compile", *place, *axes), 90),
         Stage("sass", (*helper, "sass", *place), 60),
         Stage("tests", tests, 180),
@@ -114,6 +118,13 @@ def stages(device: str, out: Path, *, quick: bool) -> list[Stage]:
         Stage("reductions", (*pytest, *axes, *rounds, *_bench(out, "reductions")), 500, gpus=2),
         Stage("pipelines", (*pytest, *axes, *rounds, *_bench(out, "pipelines")), 500),
     ]
+
+
+def reduction_tests() -> list[str]:
+    """The files with tests of reductions between the ranks of one process."""
+    found = ["tests/kernels/test_allreduce.py"]
+    found += [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/kernels/test_reduce_*.py"))]
+    return [path for path in found if "processes" not in path]
 
 
 def first_of(device: str) -> str:

@@ -54,9 +54,8 @@ def test_no_stage_starts_without_time_left(tmp_path: Path) -> None:
 def test_all_limits_together_are_known_and_tests_and_benchmarks_have_room() -> None:
     found = {item.name: item for item in gpu_run.stages("cuda:0", Path("x"), quick=False)}
     assert list(found) == [
-        "environment", "driver_facts", "cuda", "processes", "ipc", "compile", "sass", "tests", "timing",
-        "hangs", "latency", "throughput", "counters", "host", "peers", "reductions",
-        "pipelines",
+        "environment", "driver_facts", "cuda", "processes", "ipc", "reduce", "compile", "sass", "tests",
+        "timing", "hangs", "latency", "throughput", "counters", "host", "peers", "reductions", "pipelines",
     ]  # fmt: skip
     assert "--benchmark-json=x/latency.json" in found["latency"].command
     assert gpu_run.TOTAL_S < 600
@@ -64,10 +63,13 @@ def test_all_limits_together_are_known_and_tests_and_benchmarks_have_room() -> N
 
 def test_kernels_that_wait_for_each_other_have_one_worker_and_are_in_no_other_stage() -> None:
     found = {item.name: " ".join(item.command) for item in gpu_run.stages("cuda", Path("x"), quick=False)}
-    for name in ("cuda", "processes", "ipc"):
+    for name in ("cuda", "processes", "ipc", "reduce"):
         assert "--device cuda " in found[name] and "-m node -n 1 " in found[name]
     assert "--device cuda:0 " in found["tests"] and "not node" in found["tests"]
-    assert "--ignore=tests/kernels/test_ipc_on_node.py" in found["ipc"]
+    for path in ("test_ipc_on_node", "test_reduce_processes", "test_allreduce", "test_reduce_failures"):
+        assert f"--ignore=tests/kernels/{path}.py" in found["ipc"]
+    for stage, path in (("processes", "test_reduce_processes"), ("reduce", "test_reduce_failures")):
+        assert f" tests/kernels/{path}.py" in found[stage]
 
 
 @pytest.mark.parametrize(
