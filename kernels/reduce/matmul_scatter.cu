@@ -48,14 +48,10 @@ PTX_INLINE Tile tile_of(const Product& product, u32 owner, u32 index) {
   return {row, rows < BLOCK ? rows : BLOCK, column, columns < BLOCK ? columns : BLOCK};
 }
 
-PTX_INLINE b32x4 bits_of(const float (&part)[4]) {
-  return {__float_as_uint(part[0]), __float_as_uint(part[1]),
-          __float_as_uint(part[2]), __float_as_uint(part[3])};
-}
-
 PTX_INLINE void send(u8* slot, const Tile& tile, Fragments& acc) {
   for_fragments(tile, acc, [=](u32, u32, u32 at, const float (&part)[4]) {
-    st_global(slot + at, bits_of(part));
+    st_global(slot + at, b32x4{__float_as_uint(part[0]), __float_as_uint(part[1]), __float_as_uint(part[2]),
+                               __float_as_uint(part[3])});
   });
 }
 
@@ -63,18 +59,19 @@ PTX_INLINE void send(u8* slot, const Tile& tile, Fragments& acc) {
 PTX_INLINE void add(const Product& product, const u8* slots, const Tile& tile, Fragments& acc, u32 rank) {
   const u32 begin = rows_before(product.m, rank);
   for_fragments(tile, acc, [=](u32 row, u32 column, u32 at, const float (&own)[4]) {
-    b32x4 terms[WORLD_SIZE];
+    b32x4 terms[WORLD_SIZE] = {};
 #pragma unroll
     for (u32 r = 0; r < WORLD_SIZE; ++r)
-      if (r == rank) terms[r] = bits_of(own);
-      else ld_global(terms[r], slots + r * (u64)TILE_BYTES + at);
+      if (r != rank) ld_global(terms[r], slots + r * (u64)TILE_BYTES + at);
     float sum[4];
 #pragma unroll
     for (u32 r = 0; r < WORLD_SIZE; ++r) {
-      const float term[4] = {__uint_as_float(terms[r].x), __uint_as_float(terms[r].y),
-                             __uint_as_float(terms[r].z), __uint_as_float(terms[r].w)};
+      const u32 came[4] = {terms[r].x, terms[r].y, terms[r].z, terms[r].w};
 #pragma unroll
-      for (u32 e = 0; e < 4; ++e) sum[e] = r == 0 ? term[e] : sum[e] + term[e];
+      for (u32 e = 0; e < 4; ++e) {
+        const float term = r == rank ? own[e] : __uint_as_float(came[e]);
+        sum[e] = r == 0 ? term : sum[e] + term;
+      }
     }
 #pragma unroll
     for (u32 e = 0; e < 4; e += 2) {
