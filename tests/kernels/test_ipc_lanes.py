@@ -255,11 +255,15 @@ def test_two_workspaces_and_the_group_work_at_once(schedule: str, node: str) -> 
             assert (gathered.array(rank).numpy() == wanted).all()
 
 
-def queue_as(group: Group, rank: int, lane: Lane) -> None:
-    """The barrier of one rank only, on a lane."""
-    member = group.member(rank)
-    kernel = member.device.compile(barrier.source(lane.layout)).kernel()
-    kernel.launch(1, barrier.THREADS, (lane.control(rank), np.uint32(rank)), stream=lane.stream(rank))
+def queue_alone(group: Group, *places: tuple[int, Lane]) -> None:
+    """The barrier of one rank only, each on its lane. All are loaded first: that may wait for a device."""
+    sources = [barrier.source(lane.layout) for _, lane in places]
+    loaded = [
+        group.member(rank).device.compile(source).kernel()
+        for (rank, _), source in zip(places, sources, strict=True)
+    ]
+    for (rank, lane), kernel in zip(places, loaded, strict=True):
+        kernel.launch(1, barrier.THREADS, (lane.control(rank), np.uint32(rank)), stream=lane.stream(rank))
 
 
 def test_a_stuck_lane_holds_up_no_other_and_is_named(node: str) -> None:
@@ -267,7 +271,9 @@ def test_a_stuck_lane_holds_up_no_other_and_is_named(node: str) -> None:
     with local_group(2, node) as group:
         one, two = (workspace(group, label, own_streams=True) for label in ("one", "two"))
         dst = group.symmetric(4 * COUNT, "dst")
-        queue_as(group, 0, one.lane)
+        reduce(two, dst, seed=1)  # all that goes on is loaded before anything is stuck
+        barrier.stream_barrier(group)
+        queue_alone(group, (0, one.lane))
         reduce(two, dst)
         barrier.stream_barrier(group)
         goes_on, deadline = [*two.lane.streams, *group.lane.streams], time.monotonic() + 20
@@ -287,9 +293,7 @@ def test_a_stuck_lane_holds_up_no_other_and_is_named(node: str) -> None:
 def test_an_abort_reaches_every_lane_and_their_records_do_not_mix(node: str) -> None:
     with local_group(3, node) as group:
         spaces = [workspace(group, label, own_streams=True) for label in ("one", "two")]
-        queue_as(group, 0, spaces[0].lane)
-        queue_as(group, 1, spaces[1].lane)
-        queue_as(group, 2, group.lane)
+        queue_alone(group, (0, spaces[0].lane), (1, spaces[1].lane), (2, group.lane))
         with pytest.raises(CollectiveTimeout) as late:
             group.wait(timeout_s=0.1)
         assert sorted(map(str, late.value.waits)) == [

@@ -16,7 +16,7 @@ import pytest
 from kernels.ipc.errors import GroupError
 from kernels.ipc.group import Group
 from kernels.ipc.wait import CollectiveTimeout
-from kernels.reduce.allreduce import WAYS
+from kernels.reduce.allreduce import WAYS, prepare
 from kernels.reduce.elements import Element
 from kernels.reduce.workspace import Workspace
 from smfree.cuda import KernelFaultError
@@ -67,6 +67,14 @@ def call(operands: Operands, way: str, **values: Any) -> None:
     operands.reduce(way, small_config(operands.workspace, way, Element.F32, **values))
 
 
+def load(operands: Operands, *ways: str) -> None:
+    """What :func:`call` will queue, on every device: beside a kernel that waits it may have to wait, too."""
+    space = operands.workspace
+    for way in ways:
+        config = small_config(space, way, Element.F32)
+        prepare(space, operands.dst, operands.src, dtype=Element.F32, way=way, config=config)
+
+
 # --- all ranks in one process ------------------------------------------------------------------------
 
 
@@ -96,6 +104,7 @@ def test_the_twin_that_is_late_gets_and_gives_the_right_sums(way: str, node: str
     with reduce_group(3, node=node) as (group, space):
         need(way, group, Element.F32, node)
         operands = operands_in(space)
+        load(operands, way)
         with only(group, 0, 1):
             call(operands, way)
         until = time.monotonic() + 0.05
@@ -113,6 +122,7 @@ def test_ranks_that_go_different_ways_wait_for_each_other(way: str, other: str, 
         for name in (way, other):
             need(name, group, Element.F32, node)
         operands = operands_in(space)
+        load(operands, way, other)
         for name, ranks in ((way, (0, 1)), (other, (2,))):
             with only(group, *ranks):
                 call(operands, name)
@@ -128,6 +138,7 @@ def test_a_rank_with_fewer_ctas_is_waited_for(node: str) -> None:
     """CTA 1 of the others has nobody to speak with. Its own CTA does not get the pieces that it expects."""
     with reduce_group(3, node=node) as (group, space):
         operands = operands_in(space)
+        load(operands, "ring.sm")
         for ranks, ctas in (((0, 1), 2), ((2,), 1)):
             with only(group, *ranks):
                 call(operands, "ring.sm", ctas=ctas)
