@@ -23,7 +23,7 @@
 //            and a dst may be overwritten. And whoever adds has added, so a rank that has seen all pieces
 //            complete, which its CTAs have when a call ends, knows that nobody reads scratch memory any more.
 // Shared     none. Scratch memory: NUM_SLOTS slots of PIECE_BYTES per channel, tree and child.
-// Compile    nvcc -arch=sm_80 -cubin -I../include -DELEMENT=bf16 -DTHREADS=256 -DUNROLL=4 -DPIECE_BYTES=32768
+// Compile    nvcc -arch=sm_80 -cubin -I../include -DELEMENT=bf16 -DTHREADS=256 -DUNROLL=2 -DPIECE_BYTES=32768
 //            -DNUM_SLOTS=2 -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512 -DSIGNAL_PADS_OFFSET=128
 //            -DSIGNAL_EPOCHS_OFFSET=256 -DSIGNAL_RECORDS_OFFSET=2304 -DSIGNAL_TREE=384
 //            -DSIGNAL_STEP_TREE_REDUCE=6 -DSIGNAL_STEP_TREE_BROADCAST=7 -DSIGNAL_STEP_TREE_ROOM=9 tree.cu

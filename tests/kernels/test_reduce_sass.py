@@ -44,9 +44,7 @@ RING_SUMS = ((1, 1), (2, 1), (2, 2), (1, 1))  # own part, own and what came, the
 RING = Case("ring", RingConfig(), RING_SUMS, (("SCATTER_ONLY", 0),))
 SCATTER = Case("ring-scatter", RingConfig(), ((1, 1), (2, 1), (2, 1)), (("SCATTER_ONLY", 1),), signals=2)
 BULK = Case("ring-bulk", RING_BULK.config(), RING_SUMS, (("SCATTER_ONLY", 0),), archs=TMA_ARCHS)
-TREE = Case(
-    "tree", TreeConfig(), ((3, 3), (2, 2), (3, 1), (2, 1), (1, 1), (1, 2), (1, 1)), archs=("sm_80", "sm_90a")
-)
+TREE = Case("tree", TreeConfig(), ((3, 3), (2, 2), (3, 1), (2, 1), (1, 1), (1, 2), (1, 1)))
 ONESHOT = Case("oneshot", OneshotConfig(), ((1, RANKS - 1), (RANKS, 1)), (("SHOT_BYTES", 1 << 18),))
 TWOSHOT = Case("twoshot", TwoshotConfig(), ((1, 1), (RANKS, RANKS)), (("SCATTER_ONLY", 0),), signals=2)
 SWITCH = Case("nvls", NVLS.config(), ((1, 1),), signals=2, archs=TMA_ARCHS)
