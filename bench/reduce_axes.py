@@ -55,7 +55,7 @@ ALLREDUCE: Mapping[Axes, ReduceAxes] = {
         ctas=(1, 4, 16),
         swept_ways=("ring.sm", "twoshot"),
         swept_ranks=2,
-        swept_bytes=512 * KIB,
+        swept_bytes=256 * KIB,
         counted_bytes=64 * KIB,
     ),
     Axes.FULL: ReduceAxes(
@@ -78,7 +78,7 @@ REDUCE_SCATTER: Mapping[Axes, ReduceAxes] = {
     Axes.QUICK: ReduceAxes(
         ways=SCATTER_WAYS,
         ranks=4,
-        message_bytes=(1 * KIB, 64 * KIB),
+        message_bytes=(64 * KIB,),
         other_ranks=(),
         other_bytes=(),
         other_ways=(),

@@ -47,7 +47,7 @@ def test_every_process_times_its_rank_and_rank_0_tells_and_saves(tmp_path: Path)
     out = tmp_path / "run.json"
     chosen = (
         "(push-1MiB-2ranks-16ctas) or sm.push-1KiB-4ranks or 0B-released-2ranks "
-        "or twoshot-512KiB-bfloat16-2ranks-16ctas"
+        "or twoshot-256KiB-bfloat16-2ranks-16ctas"
     )
     first, second = run_ranks(
         f"benches-{os.getpid()}", "--device=emu:h100", "-k", chosen, f"--benchmark-json={out}"
