@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -104,6 +104,19 @@ def measure_reduction(measure: Measure, point: ReducePoint, reduction: Reduction
     try:
         launch, said, cost = _launch(measure, job, point)
         place(job)
+        said |= {
+            "in_place": False,
+            "counted": point.counted,
+            "element_bytes": element.bytes,
+            "bitwise": order_of(point.way) is not None,
+        }
+        before = ring_sends(job)
+
+        def proof() -> None:
+            verify(job, point.way)
+            if point.counted and point.way.startswith("ring."):
+                said["steps"] = (ring_sends(job) - before) % 2**32 / channel_pieces(job, said)
+
         sent = reduction.halves * (point.ranks - 1) * size // point.ranks
         measure.collective(
             Point(
@@ -119,18 +132,12 @@ def measure_reduction(measure: Measure, point: ReducePoint, reduction: Reduction
                 memory=Memory.PEER,
                 cache=CacheState.REPEATED,
                 working_set_bytes=src.nbytes + dst.nbytes,
-                config={
-                    **said,
-                    "in_place": False,
-                    "counted": point.counted,
-                    "element_bytes": element.bytes,
-                    "bitwise": order_of(point.way) is not None,
-                },
+                config=said,
                 cost=cost,
             ),
             group.members,
             launch,
-            lambda: verify(job, point.way),
+            proof,
             wait=lambda: finish(group),
             cold_counters=point.counted,
         )
@@ -205,6 +212,22 @@ def described(job: Job, config: ReduceConfig) -> dict[str, Any]:
         **{name: getattr(config, name, None) for name in names},
         "bytes_in_flight_per_sm": min(config.bytes_in_flight_per_sm, part) * per_sm,
     }
+
+
+def ring_sends(job: Job) -> int:
+    """How many pieces channel 0 of a rank has sent around rings so far, modulo 2^32: what its data word in
+    the next rank's pad says (ring.cuh)."""
+    workspace, member = job.workspace, job.group.members[0]
+    slot = workspace.defines["SIGNAL_RING_DATA"]
+    assert isinstance(slot, int)
+    word = workspace.control(member).bytes_view(workspace.lane.layout.epochs_offset + 4 * slot, 4)
+    return int(word.numpy(stream=workspace.stream(member.rank)).view(np.uint32)[0])
+
+
+def channel_pieces(job: Job, said: Mapping[str, Any]) -> int:
+    """Pieces of each chunk that are channel 0's; chunks of whole lines."""
+    pieces = -(-job.src.nbytes // job.group.world_size // said["piece_bytes"])
+    return -(-pieces // said["ctas"])
 
 
 # --- terms and sums -----------------------------------------------------------------------------------------

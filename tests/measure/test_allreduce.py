@@ -18,10 +18,22 @@ from bench.reduce_axes import (
     ReducePoint,
     reduce_points,
 )
-from bench.reductions import ALL, SCATTER, Job, Reduction, place, sum_of, terms, verify
+from bench.reductions import (
+    ALL,
+    SCATTER,
+    Job,
+    Reduction,
+    channel_pieces,
+    place,
+    ring_sends,
+    sum_of,
+    terms,
+    verify,
+)
 from kernels.ipc.group import Group
 from kernels.reduce.allreduce import allreduce
 from kernels.reduce.elements import Element
+from kernels.reduce.ring import RingConfig
 from kernels.reduce.workspace import Workspace
 from smfree.cuda import Device
 from smfree.measure.allreduce import SIZE, comparisons, fits, lines, meeting, reduction_answers, times
@@ -201,7 +213,10 @@ def test_what_is_sent_has_no_signals_in_it() -> None:
     one.counters = {"launches": 1}
     assert sent_bytes(one) == [1536, 1536, 1536, 1500]
     (row,) = cells(reduced_bytes([one]), "ring.sm")
-    assert row[1:6] == ["6", "9", "1.49", "(1.50)", "1.50"]
+    assert row[1:6] == ["(6)", "9", "1.49", "(1.50)", "1.50"]
+    one.config = {**one.config, "steps": 7.0}
+    (row,) = cells(reduced_bytes([one]), "ring.sm")
+    assert row[1:3] == ["7", "(6)"], "what was counted is told, whatever the paper says"
     assert reduced_bytes([reduced("ring.sm", KIB, 9.0)]) == "", "a real GPU counts nothing"
 
 
@@ -237,6 +252,25 @@ def test_every_way_sends_what_it_does_on_paper(workspace: Workspace, way: str) -
     by_rank: dict[str, list[float]] = {name: [rank[name] for rank in counted] for name in names}
     found = reduced(way, one.src.nbytes, 1.0, per_rank=by_rank)
     assert sum(sent_bytes(found)) / RANKS == expected_mean(found)
+    one.dst.free()
+    one.src.free()
+
+
+@pytest.mark.parametrize(("reduction", "steps"), [(ALL, 6), (SCATTER, 3)], ids=["allreduce", "scatter"])
+@pytest.mark.parametrize(("ctas", "piece_bytes"), [(1, 1024), (1, 256), (2, 256)])
+def test_a_rings_steps_are_counted_per_piece(
+    workspace: Workspace, reduction: Reduction, steps: int, ctas: int, piece_bytes: int
+) -> None:
+    """Chunks of 1 KiB in one piece, in four of a channel, in two of each of two channels."""
+    one = job(workspace, reduction)
+    place(one)
+    before = ring_sends(one)
+    config = RingConfig(ctas=ctas, threads=64, piece_bytes=piece_bytes)
+    reduction.call(workspace, one.dst, one.src, dtype=BF16, way="ring.sm", config=config)
+    workspace.group.wait()
+    verify(one, "ring.sm")
+    said = {"ctas": ctas, "piece_bytes": piece_bytes}
+    assert ring_sends(one) - before == steps * channel_pieces(one, said)
     one.dst.free()
     one.src.free()
 
