@@ -172,8 +172,8 @@ What misses, and why:
   (`host.copy_startup_us`); a batch only runs copies of different pairs of memories at once. In the source
   a copy of a batch takes two thirds of a lone one.
 - **`h20-p2p-128-ce`** has one digit in its source.
-- **`ar-*`** are NCCL's kernels there and other ones here, with other numbers of SMs: what both share are the
-  links that bind them. That a number is near says no more. No parameter was fitted to these rows. Bus
+- **`ar-*`** are NCCL's kernels there and other ones here, with other numbers of SMs. What both share is the
+  kind of link, so a near number says little of either kernel. No parameter was fitted to these rows. Bus
   bandwidth counts what a ring would send, 2 (N - 1)/N messages; with `nvls` a port carries (N + 1)/N.
 """
 
