@@ -124,7 +124,8 @@ def lines(records: Sequence[Record]) -> str:
     text = tabulate(rows, headers=headers, disable_numparse=True, colalign=aligned)
     return (
         f"{text}\nT = alpha + S / beta, S the message. Launch and barriers are in alpha, and so in what a "
-        "step has of it; grids grow with the messages"
+        "step has of it; grids grow with the\nmessages, so beta is that of this range, and can be above "
+        "what a link carries"
     )
 
 
@@ -154,14 +155,19 @@ def comparisons(records: Sequence[Record]) -> list[Comparison]:
 
 
 def meeting(base: Curve, challenger: Curve) -> str:
-    """Where the lines of two ways meet, and who is faster beyond; "-" without three sizes of both."""
+    """Where the lines of two ways meet, and who is faster beyond; "-" without three sizes of both. Beyond the
+    sizes that both were fitted from it is a guess, and said so."""
     if min(len(base.samples), len(challenger.samples)) < 3:
         return "-"
     one, other = hockney(base), hockney(challenger)
     later, sooner = other.alpha - one.alpha, 1 / one.beta - 1 / other.beta
     if sooner == 0 or later / sooner <= 0:
         return "nowhere"
-    return f"{'from' if sooner > 0 else 'below'} {format_bytes(later / sooner)}"
+    place = later / sooner
+    low = max(one.range_bytes[0], other.range_bytes[0])
+    high = min(one.range_bytes[1], other.range_bytes[1])
+    guess = "" if low <= place <= high else " (not run)"
+    return f"{'from' if sooner > 0 else 'below'} {format_bytes(place)}{guess}"
 
 
 def reduction_answers(log: RunLog) -> str:
@@ -189,7 +195,8 @@ def reduction_answers(log: RunLog) -> str:
         parts.append(tabulate(rows, headers=headers, disable_numparse=True))
     parts.append(
         "Between two sizes the logarithm of the times' ratio is interpolated; lines: T = alpha + S / beta. "
-        f"Within {TIE:.0%} of the fastest\ncounts as fastest. Who adds on SMs takes them from other work, "
+        "(not run): where nothing was\nrun, so the lines are only gone along. "
+        f"Within {TIE:.0%} of the fastest counts as fastest. Who adds on SMs takes them from other work, "
         "which no time here shows."
     )
     if any(record.modelled for mine in by_machine(log.records) for record in mine):

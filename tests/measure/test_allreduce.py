@@ -159,6 +159,8 @@ def test_rivals_are_compared_each_with_each_and_their_lines_meet_where_they_shou
     assert meeting(found["oneshot"], found["ring.sm"]) == "from 521 KiB"
     assert meeting(found["ring.sm"], found["oneshot"]) == "below 521 KiB"
     slow = by_way(on_line("slow", 20.0, 40.0), SIZE)["slow"]
+    far = by_way(on_line("far", 90.0, 60.0), SIZE)["far"]
+    assert meeting(found["oneshot"], far) == "from 24.6 MiB (not run)", "86 us / (1/50 - 1/60)"
     assert meeting(found["oneshot"], slow) == meeting(slow, found["oneshot"]) == "nowhere"
 
 
