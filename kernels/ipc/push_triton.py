@@ -4,7 +4,8 @@ Differences that the PTX shows (Triton 3.9):
 
 * A signal is an atomic: ``tl.atomic_xchg(sem="release", scope="sys")``. One thread does it, after a bar.sync
   that the kernel asks for (``tl.debug_barrier``). Every peer's has a release of its own, one after the other,
-  where push.cu has one for all peers.
+  where push.cu has one for all peers. And it needs a link that carries all atomics: NVLink. push.cu's store
+  takes PCIe, too.
 * There is no load with semantics. The wait is inline PTX, ``ld.acquire.sys``, and every thread polls: nobody
   has to hand on what it acquired.
 * A peer is a pointer argument, so that its 16-byte alignment is known: at most 8 ranks, the own one first,
@@ -26,6 +27,7 @@ import triton.language as tl
 
 from kernels.common import LaunchInfo, OperandError, check_threads, check_whole, plain_integers, require
 from kernels.ipc.gather import check_resident, suitable_ctas
+from kernels.ipc.reach import atomics_reason
 from kernels.ipc.signals import SignalLayout
 from smfree.cuda import Capabilities, Kernel, TritonSource, triton_unavailable
 
@@ -166,7 +168,7 @@ def unavailable(group: Group) -> str | None:
     """Why the twin cannot run for these ranks, None when it can."""
     if group.world_size > MAX_RANKS:
         return f"the Triton twin has at most {MAX_RANKS} ranks ({group.world_size} are in the group)"
-    return group.direct_reason or triton_unavailable()
+    return group.direct_reason or atomics_reason(group.path) or triton_unavailable()
 
 
 def throughput_config(capabilities: Capabilities, largest_shard_bytes: int) -> TritonPushConfig:
@@ -177,7 +179,8 @@ def throughput_config(capabilities: Capabilities, largest_shard_bytes: int) -> T
 
 def prepare(member: Member, shards: Shards, config: TritonPushConfig) -> Kernel:
     """Compile (cached) and load on the member's device. Raises ConfigError, OperandError."""
-    layout = shards.dst.group.layout
+    layout, reason = shards.dst.group.layout, unavailable(shards.dst.group)
+    require(reason is None, "the Triton twin needs GPUs that it can signal", reason, "use sm.push")
     require(
         config.ctas <= layout.slots,
         f"every program has one of {layout.slots} slots",

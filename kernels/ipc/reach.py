@@ -39,6 +39,16 @@ def group_path(members: Iterable[Seat], uuids: Sequence[str], direct_reason: str
     return min(paths, key=_SLOWEST_FIRST.index)
 
 
+def atomics_reason(path: Path) -> str | None:
+    """Why kernels whose signals are atomics must not run, None when they may. ``path``: the group's."""
+    if path in (Path.LOCAL, Path.NVLINK):
+        return None
+    return (
+        f"its signals are atomics, and the ranks' slowest link ({path}) is not known to carry all of them "
+        "(CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)"
+    )
+
+
 def _gpus(device: Device) -> dict[str, Any]:
     """The GPUs that this process sees, by UUID; it needs no context on them."""
     handles = [device.calls("cuDeviceGet", i) for i in range(int(device.calls("cuDeviceGetCount")))]

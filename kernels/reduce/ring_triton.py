@@ -10,8 +10,9 @@ Differences that the PTX shows (Triton 3.9):
   float32 has twice their digits and two more, so the sum of two is rounded alike either way; that of three
   would not be.
 * A signal is an atomic of one thread behind a bar.sync, two to a step, each with a release of its own, where
-  ring.cu has one membar for both. A wait is inline PTX, ``ld.acquire.sys``, and every thread polls: no
-  bar.sync hands on what was acquired (kernels/ipc/push_triton.py).
+  ring.cu has one membar for both, and takes PCIe, which does not carry all atomics. A wait is inline PTX,
+  ``ld.acquire.sys``, and every thread polls: no bar.sync hands on what was acquired
+  (kernels/ipc/push_triton.py).
 * Chunks are equal and multiples of 16 elements, so that a masked access keeps its 16 bytes. There are no
   single elements at the ends: whatever else is refused, and ring.sm takes it.
 """
@@ -31,6 +32,7 @@ import triton.language as tl
 from kernels.common import OperandError, check_whole, require
 from kernels.ipc.gather import VECTOR_BYTES
 from kernels.ipc.push_triton import wait_word
+from kernels.ipc.reach import atomics_reason
 from kernels.ipc.signals import Step
 from kernels.reduce.config import KernelWay, Operands, ReduceConfig, suitable_ctas
 from kernels.reduce.elements import Element
@@ -198,7 +200,7 @@ class TritonRingConfig(ReduceConfig):
 def unavailable(group: Group, element: Element) -> str | None:
     """Why the ranks cannot run the twin, None when they can."""
     del element
-    return group.direct_reason or triton_unavailable()
+    return group.direct_reason or atomics_reason(group.path) or triton_unavailable()
 
 
 def throughput_config(workspace: Workspace, element: Element, nbytes: int) -> TritonRingConfig:
@@ -226,8 +228,10 @@ class _TritonRing(KernelWay):
     """As every way, for fewer operands."""
 
     def prepare(self, member: Member, message: Operands, config: ReduceConfig) -> Kernel:
-        """As of KernelWay. Raises OperandError, too."""
+        """As of KernelWay. Raises OperandError, too, and ConfigError where the ranks cannot run it."""
         assert isinstance(message, AllReduceMessage)
+        reason = self.unavailable(message.workspace.group, message.element)
+        require(reason is None, "the Triton twin needs GPUs that it can signal", reason, "use way 'ring.sm'")
         multiple = CHUNK_MULTIPLE * message.workspace.group.world_size
         src, dst = message.src(member.rank).ptr, message.target(member.rank).ptr
         for rule, value, step in (

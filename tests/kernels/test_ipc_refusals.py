@@ -20,7 +20,7 @@ from kernels.ipc.pull import PullConfig
 from kernels.ipc.push import PushConfig
 from kernels.ipc.shards import make_shards
 from kernels.lsu.copy_triton import triton_unavailable
-from smfree.cuda import Device
+from smfree.cuda import Device, Path
 from tests.kernels.ipc_kit import SLOTS, filled, opened_group
 
 WRONG: list[tuple[type, dict[str, Any], str]] = [
@@ -123,7 +123,9 @@ def test_the_exchange_checks_its_arrays() -> None:
 
 
 @pytest.mark.skipif(triton_unavailable() is not None, reason=str(triton_unavailable()))
-def test_the_triton_twin_moves_whole_groups_of_64_bytes() -> None:
+def test_the_triton_twin_moves_whole_groups_of_64_bytes_over_links_that_carry_atomics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from kernels.ipc import push_triton
 
     with opened_group(2) as group:
@@ -131,6 +133,9 @@ def test_the_triton_twin_moves_whole_groups_of_64_bytes() -> None:
         config = push_triton.TritonPushConfig(ctas=1)
         shards = make_shards(group, dst, None, None)
         with pytest.raises(OperandError, match=r"multiples of 64 bytes.*offset: 96"):
+            push_triton.prepare(group.members[0], shards, config)
+        monkeypatch.setattr(group, "path", Path.PCIE)
+        with pytest.raises(ConfigError, match=r"signals are atomics.*PCIe.*use sm.push"):
             push_triton.prepare(group.members[0], shards, config)
         with pytest.raises(ConfigError, match="tile_bytes must be a power of two"):
             push_triton.TritonPushConfig(tile_bytes=3000)

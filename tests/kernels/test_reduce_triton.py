@@ -20,7 +20,7 @@ from kernels.reduce.message import all_reduce_message
 from kernels.reduce.order import ring_sum
 from kernels.reduce.ring import RingConfig
 from kernels.reduce.workspace import Workspace
-from smfree.cuda import triton_unavailable
+from smfree.cuda import Path, triton_unavailable
 from smfree.cuda.compile_triton import compile_triton
 from tests.kernels.ipc_kit import opened_group
 
@@ -153,6 +153,17 @@ def test_what_the_twin_does_not_take_is_refused(count: int, shift: int, what: st
         ]
         with pytest.raises(OperandError, match=f"(?=.*{re.escape(what)})(?=.*use way 'ring.sm')"):
             twin(space, dst, src, Element.F32)
+
+
+def test_its_signals_are_atomics_which_pcie_does_not_carry(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened_group(2) as group, workspace(group) as space, group.symmetric(128, "dst") as dst:
+        for member in group.members:
+            dst.array(member.rank).fill(0, stream=member.stream)
+        twin(space, dst, None, Element.F32)  # over NVLink
+        group.wait()
+        monkeypatch.setattr(group, "path", Path.PCIE)
+        with pytest.raises(ConfigError, match=r"signals are atomics.*PCIe.*use way 'ring.sm'"):
+            twin(space, dst, None, Element.F32)
 
 
 def test_pieces_are_powers_of_two() -> None:
