@@ -10,14 +10,22 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kernels.mbarrier.phases import Operation
+from kernels.reduce import allreduce, reduce_scatter
+from kernels.reduce.trees import Tree, two_trees
+from smfree.cli import main
 from smfree.emulator.counters import Counters
-from tests.docs_kit import PAGES, ROOT, Block, Command, commands, examples
+from smfree.measure.nodes import Tally
+from tests.docs_kit import PAGES, ROOT, Block, Command, blocks, commands, examples
+from tests.kernels.reduce_kit import reduce_group
 
 EXAMPLES = examples()
 COMMANDS = commands()
@@ -125,6 +133,84 @@ def test_the_tma_page_shows_what_clusters_print() -> None:
         assert shown_casts[form] == pytest.approx(numbers, rel=0.1)
 
 
+def test_a_prediction_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a page shows below a lone ``smfree predict`` are lines of its report, in order."""
+    shown = [
+        (before.text, after.text)
+        for page in PAGES
+        for before, after in pairwise(blocks(page))
+        if before.text.startswith("$ smfree predict") and after.language == "text"
+    ]
+    assert shown
+    for command, text in shown:
+        assert main(shlex.split(command)[2:]) == 0
+        assert text in capsys.readouterr().out, command
+
+
+def test_the_reduce_page_has_what_counters_show() -> None:
+    """Chunks that a rank sends, reads and writes, and those of copy engines: the table's formulas for N = 4.
+    Reads of words that are polled come on top, less than a chunk. The TMA's reads are not counted apart."""
+    page = (ROOT / "docs" / "reduce.md").read_text(encoding="utf-8")
+    ranks, nbytes = 4, 1 << 15
+    known = {"N": ranks, "I": sum(inner(tree) for tree in two_trees(ranks))}
+    (table,) = re.findall("^## What moves$(.*?)^## ", page, re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| (ReduceScatter, )?(`.*`) \| [^|]+ \| (.*) \|$", table, re.MULTILINE)
+    seen = set()
+    for scatter, names, cells in rows:
+        sent, read, written, copied = (
+            eval(re.sub(r"(?<=[\dN]) (?=[N(])", " * ", cell).replace("^", "**"), known.copy())
+            for cell in cells.split(" | ")
+        )
+        for way in re.findall("`(.*?)`", names):
+            seen.add((bool(scatter), way))
+            found = chunks_moved(way, ranks, nbytes, scatter=bool(scatter))
+            assert found["sent"] == sent and found["copied"] == copied, way
+            assert written <= found["written"] < written + 0.1 or way in ("ring.tma", "nvls"), way
+            if way == "ring.tma":
+                assert found["tma"] == read + written
+            elif way != "nvls":  # who reads a rank's memory through the switch is not counted with the rank
+                assert read <= found["read"] < read + 1, way
+    assert seen == {(False, way) for way in allreduce.WAYS} | {(True, way) for way in reduce_scatter.WAYS}
+
+
+def inner(tree: Tree) -> int:
+    """Ranks with a parent and children."""
+    return sum(bool(tree.children(rank)) for rank in range(len(tree.parents))) - 1
+
+
+def chunks_moved(way: str, ranks: int, nbytes: int, *, scatter: bool) -> dict[str, float]:
+    """The mean over the ranks, without signals, of one reduction of ``nbytes``."""
+    with reduce_group(ranks, scratch_bytes=1 << 18, oneshot_bytes=nbytes) as (group, space):
+        src, dst = group.symmetric(nbytes, "src"), group.symmetric(nbytes, "dst")
+        for member in group.members:
+            src.array(member.rank).fill(0, stream=member.stream)
+        collective: Any = reduce_scatter if scatter else allreduce
+        config = collective.throughput_config(space, way, nbytes, dtype="float32")
+        config = replace(config, ctas=4 if way == "tree" else 1)
+        chunks = [dst.array(rank).bytes_view(0, nbytes // ranks) for rank in range(ranks)]
+        given = (space, chunks if scatter else dst, src)
+        collective.prepare(*given, dtype="float32", way=way, config=config)
+        group.wait()
+        before = Tally([member.device for member in group.members])
+        (reduce_scatter.reduce_scatter if scatter else allreduce.allreduce)(
+            *given, dtype="float32", way=way, config=config
+        )
+        group.wait()
+        counted = before.since()
+
+    def total(*names: str) -> float:
+        return sum(one[name] for one in counted for name in names) / nbytes
+
+    signals = total("peer_signal_bytes")
+    return {
+        "sent": total("nvlink_sent_bytes") - signals,
+        "read": total("global_load_bytes", "copy_engine_read_bytes"),
+        "written": total("global_store_bytes", "copy_engine_write_bytes") - signals,
+        "copied": total("copy_engine_read_bytes", "copy_engine_write_bytes"),
+        "tma": total("bytes_async"),
+    }
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=[command.id for command in COMMANDS])
 def test_a_command_names_what_exists(command: Command) -> None:
     program, *args = command.words
@@ -138,7 +224,7 @@ def test_a_command_names_what_exists(command: Command) -> None:
         unknown = {a.split("=")[0] for a in args if a.startswith("--")} - options_of(args[0])
         assert not unknown, f"{args[0]} has no {unknown}"
     elif program == "smfree":
-        assert args[0] in ("devices", "compare", "timeline")
+        assert args[0] in ("devices", "compare", "timeline", "predict")
         unknown = {a.split("=")[0] for a in args if a.startswith("--")} - options_of(
             f"-m smfree.cli {args[0]}"
         )
