@@ -46,7 +46,7 @@ PTX_INLINE void st_global(void* dst, const u16& src) {
 }
 
 // ---- multimem: one access, every GPU bound to the multicast address; sm_90 and later -------------
-// Elements of all GPUs, added in an order that the switch chooses; halves in float32, rounded once.
+// Elements of all GPUs, added in an order that the switch chooses; halves in float32 (.acc::f32).
 PTX_INLINE void multimem_ld_reduce_add_v4_f32(b32x4& dst, const void* src) {
   asm volatile("multimem.ld_reduce.weak.global.add.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=r"(dst.x), "=r"(dst.y), "=r"(dst.z), "=r"(dst.w) : "l"(src) : "memory");

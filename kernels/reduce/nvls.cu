@@ -4,9 +4,10 @@
 //            it through another: N times global -> switch -> registers -> switch -> N times global. A rank
 //            sends S bytes of terms as answers, and S / N of sums. Terms that lie elsewhere are copied to the
 //            own dst first: src -> registers -> dst.
-// Computes   x[0] + ... + x[N - 1] in an order that the switch chooses: in float32, and halves are rounded
-//            once. One rank computes an element and all get it, so all have the same bits; another run or
-//            machine may give others. The ends of a chunk, fewer than 16 bytes each: in order of rank.
+// Computes   x[0] + ... + x[N - 1] in an order that the switch chooses, in float32: how often halves are
+//            rounded, and whether subnormals are kept, the ISA leaves open. One rank computes an element and
+//            all get it, so all have the same bits; another run or machine may give others. The ends of a
+//            chunk, fewer than 16 bytes each: in order of rank.
 // In flight  THREADS x UNROLL x 16 bytes of sums per CTA.
 // Needs      sm_90; dst, and terms, in memory with a multicast address (NVSwitch); both lie alike modulo 16.
 //            Any count, any alignment to whole elements: no form of multimem has two bytes, so the ends go

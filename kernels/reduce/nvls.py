@@ -1,7 +1,7 @@
 """AllReduce by the switch, which adds what one load asks of all GPUs (nvls.cu): way ``nvls``.
 
 The switch chooses the order of its additions: all ranks get the same bits in one call, but not those of
-another way, run or machine. Sums are made in float32, and those of halves are rounded once.
+another way, run or machine. Sums are made in float32; how often those of halves are rounded is not stated.
 
 Terms are loaded from dst in place, or from a ``src`` in symmetric memory that lies like dst modulo 16: on all
 ranks alike. Other terms are copied to dst first.
