@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from smfree.cuda import DeviceArray
 
 NAME = "ce"
+MAX_CTAS = 1024
+"""Of a configuration: as many as a workspace may have channels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,10 @@ class AddConfig(ReduceConfig):
     file: ClassVar[str] = "add.cu"
 
     unroll: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.ctas <= MAX_CTAS, f"ctas must be at most {MAX_CTAS}", self.ctas, "use 16")
 
     @property
     def defines(self) -> dict[str, object]:

@@ -17,9 +17,11 @@ from kernels.common import (
     cp_async_unavailable,
     require,
 )
+from kernels.ipc.exchange import agree
 from kernels.ipc.shards import given_sources
 from kernels.reduce.config import KernelWay, ReduceConfig
 from kernels.reduce.elements import Element
+from kernels.reduce.message import check_outside
 from kernels.reduce.ways import ReduceInfo
 from smfree.cuda import DeviceArray
 
@@ -132,6 +134,8 @@ def matmul_scatter(
     """
     product, chosen = _check(workspace, dst, a, b, config)
     what = f"matmul_scatter of {product.m} x {product.n}"
+    if workspace.compare_calls:
+        agree(workspace.group.exchange, "a matmul_scatter", f"{what}, {chosen}")
     launches = _KERNEL.run(product, chosen, what) if product.m * product.n else ()
     return ReduceInfo("fused", workspace.group.path, product.element, launches)
 
@@ -161,12 +165,13 @@ def _check(
     config: MatmulScatterConfig | None,
 ) -> tuple[Product, MatmulScatterConfig]:
     """The operands, and the configuration that will be used."""
+    workspace.check()
     group = workspace.group
-    group.check()
     reason = unavailable(group)
     require(reason is None, "matmul_scatter needs GPUs that reach each other", reason, "use others")
     product = _product(workspace, dst, a, b)
-    chosen = config or throughput_config(workspace, product.element, 4 * product.m * product.n)
+    nbytes = 4 * product.m * product.n
+    chosen = throughput_config(workspace, product.element, nbytes) if config is None else config
     require(
         type(chosen) is MatmulScatterConfig,
         "the config of matmul_scatter is a MatmulScatterConfig",
@@ -188,6 +193,8 @@ def _product(
     first = group.members[0].rank
     for rank, arrays in all_a.items():
         _check_matrices(group, rank, arrays, all_b[rank], all_dst[rank])
+        for name, array in (("a", arrays), ("b", all_b[rank]), ("dst", all_dst[rank])):
+            check_outside(workspace, rank, f"rank {rank}'s {name}", array)
         m, n = arrays.shape[0], all_b[rank].shape[0]
         if (m, n) != (all_a[first].shape[0], all_b[first].shape[0]):
             raise OperandError(

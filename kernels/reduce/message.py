@@ -115,10 +115,10 @@ def all_reduce_message(
     sources = {}
     for member in group.members:
         own = dst.array(member.rank)
-        _check_elements("dst", own, element)
+        _check_operand(workspace, member.rank, "dst", own, element)
         found = own if given is None else given[member.rank].bytes_view()
         name = f"rank {member.rank}'s src"
-        _check_elements(name, found, element)
+        _check_operand(workspace, member.rank, name, found, element)
         if found.nbytes != dst.nbytes:
             raise OperandError(
                 f"{name} must have as many bytes as dst (got {found.nbytes} and {dst.nbytes}); "
@@ -150,8 +150,8 @@ def reduce_scatter_message(
     (nbytes,) = sizes
     for member in group.members:
         rank, target, source = member.rank, targets[member.rank], sources[member.rank]
-        _check_elements(f"rank {rank}'s src", source, element)
-        _check_elements(f"rank {rank}'s dst", target, element)
+        _check_operand(workspace, rank, f"rank {rank}'s src", source, element)
+        _check_operand(workspace, rank, f"rank {rank}'s dst", target, element)
         begin, end = chunk_of(nbytes, element, group.world_size, rank)
         if target.nbytes != end - begin:
             raise OperandError(
@@ -167,20 +167,40 @@ def reduce_scatter_message(
     )  # fmt: skip
 
 
-def _check_elements(name: str, array: DeviceArray, element: Element) -> None:
-    """Whole elements, aligned to one. Raises OperandError."""
+def _check_operand(workspace: Workspace, rank: int, name: str, array: DeviceArray, element: Element) -> None:
+    """Whole elements, aligned to one, outside the workspace's memory. Raises OperandError."""
     for what, value in (("size in bytes", array.nbytes), ("address", array.ptr)):
         if value % element.bytes:
             raise OperandError(
                 f"{name} must have whole elements of {element.value}: its {what} must be a multiple of "
                 f"{element.bytes} (got {value}); slice it"
             )
+    check_outside(workspace, rank, name, array)
+
+
+def check_outside(workspace: Workspace, rank: int, name: str, array: DeviceArray) -> None:
+    """``array`` of a local rank is not where a rank's workspace keeps what is under way. Raises
+    OperandError."""
+    for start in workspace.memory.pointers(rank):
+        shared = _shared_bytes(array, start, workspace.memory.nbytes)
+        if shared > 0:
+            raise OperandError(
+                f"{name} must lie outside the workspace's own memory (they share {shared} bytes); use other "
+                "memory"
+            )
 
 
 def _check_apart(name: str, array: DeviceArray, start: int, nbytes: int, other: str = "dst") -> None:
     """``array`` shares no byte with the memory at ``start``. Raises OperandError."""
-    shared = min(array.ptr + array.nbytes, start + nbytes) - max(array.ptr, start)
-    if shared > 0 and array.nbytes and nbytes:
+    shared = _shared_bytes(array, start, nbytes)
+    if shared > 0:
         raise OperandError(
             f"{name} must be {other} or share nothing with it (they share {shared} bytes); copy it"
         )
+
+
+def _shared_bytes(array: DeviceArray, start: int, nbytes: int) -> int:
+    """With the memory at ``start``; 0 or less: none."""
+    if not array.nbytes or not nbytes:
+        return 0
+    return min(array.ptr + array.nbytes, start + nbytes) - max(array.ptr, start)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kernels.common import ConfigError, LaunchInfo, require
+from kernels.common import ConfigError, LaunchInfo, check_whole, require
 from kernels.ipc.errors import GroupError
 from kernels.ipc.exchange import agree
 from kernels.reduce.elements import Element
@@ -83,8 +83,9 @@ class Ways:
     def throughput_config(self, workspace: Workspace, name: str, nbytes: int, dtype: object) -> ReduceConfig:
         """The way's configuration for messages of ``nbytes``."""
         element = Element.of(dtype)
+        require(check_whole("nbytes", nbytes) >= 0, "nbytes must be 0 or more", nbytes, "pass the message's")
         found: ReduceConfig = self.find(workspace.group, name, element).throughput_config(
-            workspace, element, nbytes
+            workspace, element, int(nbytes)
         )
         return found
 

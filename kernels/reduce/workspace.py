@@ -55,11 +55,12 @@ class Workspace:
         compare_calls: bool = False,
         label: str = "workspace",
     ) -> None:
+        scratch_bytes = check_whole("scratch_bytes", scratch_bytes)
+        oneshot_bytes = check_whole("oneshot_bytes", oneshot_bytes)
+        channels = check_whole("channels", channels)
         for name, value in (("scratch_bytes", scratch_bytes), ("oneshot_bytes", oneshot_bytes)):
-            require(check_whole(name, value) >= 0, f"{name} must be 0 or more", value, "use 1 MiB")
-        require(
-            1 <= check_whole("channels", channels) <= 1024, "channels must be 1 to 1024", channels, "use 128"
-        )
+            require(value >= 0, f"{name} must be 0 or more", value, "use 1 MiB")
+        require(1 <= channels <= 1024, "channels must be 1 to 1024", channels, "use 128")
         group.check()
         group.check_direct()
         self.group = group

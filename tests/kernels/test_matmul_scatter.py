@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kernels.common import ConfigError, OperandError
+from kernels.ipc.errors import GroupError
 from kernels.ipc.wait import CollectiveTimeout
 from kernels.mbarrier.matmul import MatmulConfig, from_bfloat16, matmul, to_bfloat16
 from kernels.reduce import matmul_scatter as fused
@@ -222,6 +223,16 @@ def test_wrong_operands_and_configurations_are_refused_by_name() -> None:
                 matmul_scatter(workspace, dst, a, b)
         with pytest.raises(ConfigError, match=r"524288 bytes of scratch memory \(got 589824 bytes needed by"):
             right.run(MatmulScatterConfig(ctas=9))
+        inside = [
+            workspace.scratch.array(rank).bytes_view(0, dst.nbytes).view(np.float32, dst.shape)
+            for rank, dst in enumerate(right.dst)
+        ]
+        with pytest.raises(OperandError, match=r"rank 0's dst must lie outside the workspace's own memory"):
+            matmul_scatter(workspace, inside, right.a, right.b)
+        with Workspace(group, scratch_bytes=0, oneshot_bytes=0, channels=1, label="second") as second:
+            pass
+        with pytest.raises(GroupError, match="'second' was closed"):
+            matmul_scatter(second, right.dst, right.a, right.b)
         right.run(MatmulScatterConfig(ctas=1, num_stages=2))
         group.wait(60)
         right.check()

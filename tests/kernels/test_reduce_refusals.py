@@ -15,6 +15,7 @@ from kernels.ipc.errors import GroupError, PoolError
 from kernels.ipc.group import Group
 from kernels.reduce import allreduce, reduce_scatter
 from kernels.reduce.config import ReduceConfig
+from kernels.reduce.copy_engine import AddConfig
 from kernels.reduce.direct import OneshotConfig, TwoshotConfig
 from kernels.reduce.elements import Element
 from kernels.reduce.order import expected
@@ -101,6 +102,14 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[Call], Any]]] = {
     "src-overlaps-dst": (
         OperandError, "rank 0's src must be dst or share nothing with it (they share 28 bytes); copy it",
         lambda c: c.reduce(dst=c.dst.bytes_view(0, 32), src=c.dst.bytes_view(4, 32)),
+    ),
+    "dst-in-scratch-memory": (
+        OperandError, "dst must lie outside the workspace's own memory (they share 40 bytes); use other",
+        lambda c: c.reduce(dst=c.workspace.scratch.bytes_view(0, 40)),
+    ),
+    "src-in-scratch-memory": (
+        OperandError, "rank 0's src must lie outside the workspace's own memory (they share 40 bytes)",
+        lambda c: c.reduce(src=c.workspace.scratch.bytes_view(128, 40)),
     ),
     "dst-ends-inside-an-element": (
         OperandError, "of float32: its size in bytes must be a multiple of 4 (got 38); slice it",
@@ -233,6 +242,7 @@ WRONG: list[tuple[type[ReduceConfig], dict[str, Any], str]] = [
     (RingBulkConfig, {"tile_bytes": 40}, "tile_bytes must be a positive multiple of 16 (got 40)"),
     (RingBulkConfig, {"num_stages": 9}, "num_stages must be 1 to 8 (got 9)"),
     (OneshotConfig, {"piece_bytes": 64}, "piece_bytes must be a positive multiple of 128 (got 64); use 4096"),
+    (AddConfig, {"ctas": 2000}, "ctas must be at most 1024 (got 2000); use 16"),
     (TreeConfig, {"ctas": 6}, "ctas must be a multiple of 4: up and down in two trees (got 6); use 16"),
 ]
 
@@ -248,6 +258,15 @@ def test_numpy_integers_are_integers() -> None:
     """Their products would wrap: 255 CTAs x 2 slots x 128 bytes are no uint8."""
     config = RingConfig(ctas=np.uint8(255), num_slots=np.uint8(2), piece_bytes=128)  # type: ignore[arg-type]
     assert config.scratch_bytes == 255 * 2 * 128
+
+
+def test_numpy_integers_are_integers_of_a_workspace() -> None:
+    """Its slots must not wrap into each other: 2 x 200 channels are no uint8."""
+    narrow: Any = {"channels": np.uint8(200), "oneshot_bytes": np.int16(32000)}
+    with reduce_group(2, pool_bytes=1 << 18, **narrow) as (_, workspace):
+        assert workspace.defines["SIGNAL_RING_ROOM"] == 400
+        assert workspace.lane.layout.slots == 5 * 200
+        assert workspace.oneshot.nbytes >= 2 * 2 * 32000
 
 
 @pytest.mark.parametrize(
