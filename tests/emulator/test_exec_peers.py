@@ -549,7 +549,7 @@ class Two:
 
 
 @every_schedule
-@pytest.mark.parametrize("release", ["st.release", "fence"])
+@pytest.mark.parametrize("release", ["st.release", "fence", "atom.acq_rel"])
 def test_a_message_to_a_running_kernel(schedule: str, release: str) -> None:
     two = Two(STORES.replace("FLAG", RELEASES[release]) + "\nDONE:\n", WAIT + READ, schedule=schedule, seed=1)
     assert (two.run() == words(32)).all()

@@ -100,6 +100,21 @@ def test_the_twin_has_the_bits_of_ring_sm_before_and_after_it(
                 np.testing.assert_array_equal(got, want)
 
 
+def test_an_atomic_that_signals_does_not_overtake_what_it_releases() -> None:
+    """Five ranks whose clocks are apart. On an emulated node an atomic is done at once, while stores to a
+    peer take their time."""
+    given = inputs(5, 80, Element.F32)
+    with opened_group(5, "timed", 1) as group, workspace(group) as space:
+        dst = group.symmetric(given[0].nbytes, "dst")
+        for member in group.members:
+            dst.array(member.rank).copy_from(given[member.rank].view(np.uint8), stream=member.stream)
+        twin(space, dst, None, Element.F32, threads=64)
+        group.wait(60)
+        for member in group.members:
+            got = dst.array(member.rank).numpy().view(np.uint32)
+            np.testing.assert_array_equal(got, ring_sum(given, Element.F32))
+
+
 def test_sums_at_the_edges_of_halves_are_rounded_once(node: str) -> None:
     """Ties, subnormals, signed zeros and overflow, which add.f16x2 and add.bf16x2 must round as float32 and a
     conversion do."""

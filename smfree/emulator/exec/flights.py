@@ -139,10 +139,11 @@ class Flights:
             flight.released[mine] = True
             if scope == "gpu" and not self.launch.device.residents.shared:
                 continue
-            if self.launch.clock is None:
-                self._land(flight, np.flatnonzero(flight.released & ~flight.done))
-            elif handed_on.any():
+            if self.launch.clock is not None and handed_on.any():
                 latest = max(latest, float(flight.complete_at[handed_on].max()))
+            # Now, also with a clock: the flag behind a release may be written at once, by an atomic, or in
+            # own memory.
+            self._land(flight, np.flatnonzero(flight.released & ~flight.done))
         self._forget()
         if self.launch.clock is not None and (self.known.any() or latest > 0):
             t, size = self.launch.settle(g), self.launch.cluster_size
