@@ -25,7 +25,6 @@ from kernels.reduce.config import ReduceConfig
 from kernels.reduce.elements import Element
 from kernels.reduce.order import ORDERS, error_bound, expected, true_sum
 from kernels.reduce.workspace import Workspace
-from smfree.cuda import Kernel
 from smfree.measure.fixture import Measure, Point
 from smfree.measure.records import CacheState, Cost, Memory, Question, Traffic
 
@@ -160,7 +159,7 @@ def _launch(measure: Measure, job: Job, point: ReducePoint) -> tuple[Launch, dic
             measure.skip(f"nccl: {reason}")
         said = {"path": group.path.value, "version": nccl.version(), "ctas": 0}
         return job.reduction.nccl(group, job.dst, job.src, job.element), said, Cost()
-    reason = job.reduction.module.ways(group, job.element)[point.way]
+    reason = job.reduction.module.ways(group)[point.way]
     if reason is not None:
         measure.skip(f"{point.way}: {reason}")
     try:
@@ -177,10 +176,8 @@ def _launch(measure: Measure, job: Job, point: ReducePoint) -> tuple[Launch, dic
             job.workspace, job.dst, job.src, dtype=job.element, way=point.way, config=config
         )
 
-    cost = Cost()
-    if isinstance(loaded[0], Kernel):
-        capabilities = group.members[0].device.capabilities
-        cost = resources(loaded[0], config.threads, config.shared_bytes, capabilities)
+    capabilities = group.members[0].device.capabilities
+    cost = resources(loaded[0], config.threads, config.shared_bytes, capabilities)
     said = described(job, config)
     if point.way == "ce":
         said["copies"] = copies(group, CopyEngineConfig(batched=True))
@@ -190,7 +187,7 @@ def _launch(measure: Measure, job: Job, point: ReducePoint) -> tuple[Launch, dic
 def chosen_config(job: Job, point: ReducePoint) -> ReduceConfig:
     """The way's own for such messages, with the point's grid. Raises ConfigError."""
     config: ReduceConfig = job.reduction.module.throughput_config(
-        job.workspace, point.way, point.message_bytes, dtype=job.element
+        job.workspace, point.way, point.message_bytes
     )
     return config if point.ctas is None else replace(config, ctas=point.ctas)
 

@@ -213,7 +213,7 @@ def reduce_gbps(
     second: the slope between two lengths, on the grid that the longer one has."""
     short, long = lengths
     with group(gpu, count, 2 * long + 32 * MIB) as ranks, Workspace(ranks) as workspace:
-        config = reductions.throughput_config(workspace, way, long, dtype=Element.BF16)
+        config = reductions.throughput_config(workspace, way, long)
         seconds = [_reduce_seconds(workspace, way, nbytes, config) for nbytes in lengths]
     return 2 * (count - 1) / count * (long - short) / (seconds[1] - seconds[0]) / 1e9
 

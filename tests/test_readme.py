@@ -185,7 +185,7 @@ def chunks_moved(way: str, ranks: int, nbytes: int, *, scatter: bool) -> dict[st
         for member in group.members:
             src.array(member.rank).fill(0, stream=member.stream)
         collective: Any = reduce_scatter if scatter else allreduce
-        config = collective.throughput_config(space, way, nbytes, dtype="float32")
+        config = collective.throughput_config(space, way, nbytes)
         config = replace(config, ctas=4 if way == "tree" else 1)
         chunks = [dst.array(rank).bytes_view(0, nbytes // ranks) for rank in range(ranks)]
         given = (space, chunks if scatter else dst, src)

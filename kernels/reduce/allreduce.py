@@ -10,7 +10,6 @@ ranks alone, so that all ranks get the same bits, each time; only the switch (``
 
 from __future__ import annotations
 
-from kernels.ipc.group import Group
 from kernels.ipc.shards import Sources
 from kernels.ipc.symmetric import Symmetric
 from kernels.reduce.config import ReduceConfig
@@ -24,22 +23,15 @@ from kernels.reduce.ring_bulk import RING_BULK
 from kernels.reduce.tree import TREE
 from kernels.reduce.ways import ReduceInfo, Ways
 from kernels.reduce.workspace import Workspace
+from smfree.cuda import Kernel
 
 __all__ = ["WAYS", "ReduceInfo", "allreduce", "prepare", "throughput_config", "ways"]
 
 _WAYS = Ways("an AllReduce", (RING, RING_BULK, TREE, ONESHOT, TWOSHOT, NVLS, COPY_ENGINE))
 
 WAYS = _WAYS.names
-
-
-def ways(group: Group, dtype: object = Element.F32) -> dict[str, str | None]:
-    """Every way, and why the group cannot go it with such elements; None when it can."""
-    return _WAYS.reasons(group, dtype)
-
-
-def throughput_config(workspace: Workspace, way: str, nbytes: int, *, dtype: object) -> ReduceConfig:
-    """The way's configuration for messages of ``nbytes``."""
-    return _WAYS.throughput_config(workspace, way, nbytes, dtype)
+ways = _WAYS.reasons
+throughput_config = _WAYS.throughput_config
 
 
 def allreduce(
@@ -75,10 +67,10 @@ def prepare(
     dtype: object,
     way: str,
     config: ReduceConfig | None = None,
-) -> tuple[object, ...]:
+) -> tuple[Kernel, ...]:
     """Do what :func:`allreduce` with these arguments does only the first time: compile and load.
 
-    Collective. For before a capture or a timed region. Reduces nothing. Returns what was loaded for each
-    local rank, a :class:`smfree.cuda.Kernel` where it is one. Raises as :func:`allreduce`.
+    Collective. For before a capture or a timed region. Reduces nothing. Returns the kernel of each local
+    rank. Raises as :func:`allreduce`.
     """
     return _WAYS.prepare(all_reduce_message(workspace, dst, src, Element.of(dtype)), way, config)

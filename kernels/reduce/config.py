@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -101,19 +102,30 @@ class Operands(Protocol):
 
 
 @dataclass(frozen=True)
-class KernelWay:
-    """A way whose kernel does everything: one launch per rank.
-
-    ``arguments(member, message, config)``: what the kernel gets, ``defines(message)``: what it is compiled
-    with besides. ``throughput_config(workspace, element, nbytes)``. ``unavailable(group, element)``: why the
-    group cannot go it, or None.
-    """
+class Way(ABC):
+    """How a reduction is done. ``throughput_config(workspace, nbytes)``: the configuration for such messages.
+    ``unavailable(group)``: why the group cannot go it, or None."""
 
     name: str
     config: type[ReduceConfig]
-    throughput_config: Callable[[Workspace, Element, int], ReduceConfig]
+    throughput_config: Callable[[Workspace, int], ReduceConfig]
+    unavailable: Callable[[Group], str | None]
+
+    @abstractmethod
+    def prepare(self, member: Member, message: Any, config: Any) -> Kernel:
+        """Compile (cached) and load the kernel on the member's device."""
+
+    @abstractmethod
+    def run(self, message: Any, config: Any, what: str) -> tuple[LaunchInfo, ...]:
+        """Queue it for all local ranks. ``what``: for errors."""
+
+
+@dataclass(frozen=True)
+class KernelWay(Way):
+    """A way whose kernel does everything: one launch per rank. ``arguments(member, message, config)``: what
+    the kernel gets; ``defines(message)``: what it is compiled with besides."""
+
     arguments: Callable[[Member, Any, Any], Sequence[object]]
-    unavailable: Callable[[Group, Element], str | None]
     defines: Callable[[Any], Mapping[str, object]] = lambda message: {}
 
     def prepare(self, member: Member, message: Operands, config: ReduceConfig) -> Kernel:
@@ -174,7 +186,6 @@ def suitable_ctas(workspace: Workspace, nbytes: int) -> int:
     return max(1, min(MAX_CTAS, workspace.channels, -(-nbytes // BYTES_PER_CTA)))
 
 
-def direct_reason(group: Group, element: Element) -> str | None:
+def direct_reason(group: Group) -> str | None:
     """Why the ranks' kernels cannot store to each other, None when they can."""
-    del element
     return group.direct_reason

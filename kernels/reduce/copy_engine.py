@@ -24,13 +24,12 @@ import numpy as np
 from kernels.common import LaunchInfo, require
 from kernels.ipc.copy_engine import await_peers, peers_of, refuse_capture, signal_peers
 from kernels.ipc.gather import LINE_BYTES
-from kernels.reduce.config import ReduceConfig, direct_reason, suitable_ctas
+from kernels.reduce.config import ReduceConfig, Way, direct_reason, suitable_ctas
 from kernels.reduce.message import AllReduceMessage, piece_of
 from smfree.cuda import Kernel
 
 if TYPE_CHECKING:
     from kernels.ipc.member import Member
-    from kernels.reduce.elements import Element
     from kernels.reduce.workspace import Workspace
     from smfree.cuda import DeviceArray
 
@@ -57,9 +56,8 @@ class AddConfig(ReduceConfig):
         return {**super().defines, "PIECE_BYTES": self.bytes_in_flight_per_sm}
 
 
-def throughput_config(workspace: Workspace, element: Element, nbytes: int) -> AddConfig:
+def throughput_config(workspace: Workspace, nbytes: int) -> AddConfig:
     """For messages of ``nbytes``, as many as an ``add`` reads."""
-    del element
     return AddConfig(ctas=suitable_ctas(workspace, nbytes))
 
 
@@ -96,13 +94,8 @@ class _Turn:
         return scratch.peer(rank, owner).bytes_view(turn * self.slot_bytes + place, end - begin)
 
 
-class CopyEngineWay:
-    """Way ``ce`` (:class:`kernels.reduce.ways.Way`)."""
-
-    name = NAME
-    config = AddConfig
-    throughput_config = staticmethod(throughput_config)
-    unavailable = staticmethod(direct_reason)
+class CopyEngineWay(Way):
+    """Copies, and a launch per rank and turn."""
 
     def prepare(self, member: Member, message: AllReduceMessage, config: AddConfig) -> Kernel:
         """Compile (cached) and load on the member's device. Raises ConfigError without scratch memory."""
@@ -170,4 +163,4 @@ def _send_sums(turn: _Turn, member: Member) -> None:
     member.device.copy_batch(pairs, stream=message.workspace.stream(rank))
 
 
-COPY_ENGINE = CopyEngineWay()
+COPY_ENGINE = CopyEngineWay(NAME, AddConfig, throughput_config, direct_reason)

@@ -20,7 +20,6 @@ from kernels.reduce.message import AllReduceMessage, ReduceScatterMessage, piece
 
 if TYPE_CHECKING:
     from kernels.ipc.member import Member
-    from kernels.reduce.elements import Element
     from kernels.reduce.workspace import Workspace
 
 MAX_CTAS = 32
@@ -74,16 +73,14 @@ class TwoshotConfig(DirectConfig):
         return self.ctas * 2 * world_size * self.piece_bytes
 
 
-def oneshot_config(workspace: Workspace, element: Element, nbytes: int) -> OneshotConfig:
+def oneshot_config(workspace: Workspace, nbytes: int) -> OneshotConfig:
     """For messages of ``nbytes``: in one turn, up to the workspace's ``oneshot_bytes``."""
-    del element
     ctas, piece_bytes = _suitable(workspace, nbytes, ONESHOT_BYTES_PER_CTA, workspace.oneshot_bytes)
     return OneshotConfig(ctas=ctas, piece_bytes=piece_bytes, unroll=_unroll(workspace))
 
 
-def twoshot_config(workspace: Workspace, element: Element, nbytes: int) -> TwoshotConfig:
+def twoshot_config(workspace: Workspace, nbytes: int) -> TwoshotConfig:
     """For messages of ``nbytes``: in one turn, if the scratch memory has room."""
-    del element
     world_size = workspace.group.world_size
     skew = LINE_BYTES if nbytes % (world_size * LINE_BYTES) else 0  # chunks begin inside of lines
     room = workspace.scratch.nbytes // (2 * world_size)
@@ -135,14 +132,14 @@ def twoshot_arguments(
 
 
 ONESHOT = KernelWay(
-    "oneshot", OneshotConfig, oneshot_config, oneshot_arguments, direct_reason,
-    defines=lambda message: {"SHOT_BYTES": rounded(message.workspace.oneshot_bytes)},
+    "oneshot", OneshotConfig, oneshot_config, direct_reason, oneshot_arguments,
+    lambda message: {"SHOT_BYTES": rounded(message.workspace.oneshot_bytes)},
 )  # fmt: skip
 TWOSHOT = KernelWay(
-    "twoshot", TwoshotConfig, twoshot_config, twoshot_arguments, direct_reason,
-    defines=lambda message: {"SCATTER_ONLY": 0},
+    "twoshot", TwoshotConfig, twoshot_config, direct_reason, twoshot_arguments,
+    lambda message: {"SCATTER_ONLY": 0},
 )  # fmt: skip
 DIRECT = KernelWay(
-    "direct", TwoshotConfig, twoshot_config, twoshot_arguments, direct_reason,
-    defines=lambda message: {"SCATTER_ONLY": 1},
+    "direct", TwoshotConfig, twoshot_config, direct_reason, twoshot_arguments,
+    lambda message: {"SCATTER_ONLY": 1},
 )  # fmt: skip

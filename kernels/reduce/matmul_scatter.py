@@ -95,10 +95,9 @@ def rows_of(m: int, world_size: int, rank: int) -> tuple[int, int]:
     return begin, begin + each + (rank < more)
 
 
-def throughput_config(workspace: Workspace, element: Element, nbytes: int) -> MatmulScatterConfig:
+def throughput_config(workspace: Workspace, nbytes: int) -> MatmulScatterConfig:
     """For a C of ``nbytes``: a CTA for every tile of a rank's rows, as far as there are SMs and scratch
     memory."""
-    del element
     group = workspace.group
     tiles = -(-nbytes // group.world_size // TILE_BYTES)
     room = workspace.scratch.nbytes // MatmulScatterConfig(ctas=1).scratch_for(group.world_size)
@@ -106,9 +105,8 @@ def throughput_config(workspace: Workspace, element: Element, nbytes: int) -> Ma
     return MatmulScatterConfig(ctas=max(1, most))
 
 
-def unavailable(group: Group, element: Element = Element.F32) -> str | None:
+def unavailable(group: Group) -> str | None:
     """Why the group cannot do it, None when it can."""
-    del element
     return group.direct_reason or cp_async_unavailable(group.capabilities)
 
 
@@ -171,7 +169,7 @@ def _check(
     require(reason is None, "matmul_scatter needs GPUs that reach each other", reason, "use others")
     product = _product(workspace, dst, a, b)
     nbytes = 4 * product.m * product.n
-    chosen = throughput_config(workspace, product.element, nbytes) if config is None else config
+    chosen = throughput_config(workspace, nbytes) if config is None else config
     require(
         type(chosen) is MatmulScatterConfig,
         "the config of matmul_scatter is a MatmulScatterConfig",
@@ -245,4 +243,4 @@ def _arguments(member: Member, product: Product, config: MatmulScatterConfig) ->
     return table, workspace.control(member), np.uint32(turns), np.uint32(rank)
 
 
-_KERNEL = KernelWay("fused", MatmulScatterConfig, throughput_config, _arguments, unavailable)
+_KERNEL = KernelWay("fused", MatmulScatterConfig, throughput_config, unavailable, _arguments)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from kernels.ipc.group import Group
     from kernels.ipc.member import Member
     from kernels.ipc.symmetric import Symmetric
-    from kernels.reduce.elements import Element
     from kernels.reduce.workspace import Workspace
 
 
@@ -50,15 +49,13 @@ class NvlsConfig(ReduceConfig):
         return {**super().defines, "PIECE_BYTES": self.piece_bytes}
 
 
-def unavailable(group: Group, element: Element) -> str | None:
+def unavailable(group: Group) -> str | None:
     """Why the group's symmetric memory has no multicast address, None when it has: or needs none, alone."""
-    del element  # the switch adds all of them
     return None if group.world_size == 1 else group.direct_reason or group.multicast_reason
 
 
-def throughput_config(workspace: Workspace, element: Element, nbytes: int) -> NvlsConfig:
+def throughput_config(workspace: Workspace, nbytes: int) -> NvlsConfig:
     """For messages of ``nbytes``."""
-    del element
     return NvlsConfig(ctas=min(MAX_CTAS, suitable_ctas(workspace, nbytes // workspace.group.world_size)))
 
 
@@ -102,4 +99,4 @@ class NvlsWay(KernelWay):
         return super().prepare(member, message, config)
 
 
-NVLS = NvlsWay("nvls", NvlsConfig, throughput_config, arguments, unavailable)
+NVLS = NvlsWay("nvls", NvlsConfig, throughput_config, unavailable, arguments)

@@ -7,7 +7,6 @@ Afterwards rank r's ``dst`` holds chunk r of the sum of what all ranks gave
 
 from __future__ import annotations
 
-from kernels.ipc.group import Group
 from kernels.ipc.shards import Sources
 from kernels.reduce.config import ReduceConfig
 from kernels.reduce.direct import DIRECT
@@ -17,22 +16,15 @@ from kernels.reduce.ring import RING
 from kernels.reduce.ring_bulk import RING_BULK
 from kernels.reduce.ways import ReduceInfo, Ways
 from kernels.reduce.workspace import Workspace
+from smfree.cuda import Kernel
 
 __all__ = ["WAYS", "ReduceInfo", "prepare", "reduce_scatter", "throughput_config", "ways"]
 
 _WAYS = Ways("a ReduceScatter", (RING, RING_BULK, DIRECT))
 
 WAYS = _WAYS.names
-
-
-def ways(group: Group, dtype: object = Element.F32) -> dict[str, str | None]:
-    """Every way, and why the group cannot go it with such elements; None when it can."""
-    return _WAYS.reasons(group, dtype)
-
-
-def throughput_config(workspace: Workspace, way: str, nbytes: int, *, dtype: object) -> ReduceConfig:
-    """The way's configuration for messages of ``nbytes``, which is what every rank gives."""
-    return _WAYS.throughput_config(workspace, way, nbytes, dtype)
+ways = _WAYS.reasons
+throughput_config = _WAYS.throughput_config
 
 
 def reduce_scatter(
@@ -65,10 +57,10 @@ def prepare(
     dtype: object,
     way: str,
     config: ReduceConfig | None = None,
-) -> tuple[object, ...]:
+) -> tuple[Kernel, ...]:
     """Do what :func:`reduce_scatter` with these arguments does only the first time: compile and load.
 
-    Collective. For before a capture or a timed region. Reduces nothing. Returns what was loaded for each
-    local rank, a :class:`smfree.cuda.Kernel` where it is one. Raises as :func:`reduce_scatter`.
+    Collective. For before a capture or a timed region. Reduces nothing. Returns the kernel of each local
+    rank. Raises as :func:`reduce_scatter`.
     """
     return _WAYS.prepare(reduce_scatter_message(workspace, dst, src, Element.of(dtype)), way, config)

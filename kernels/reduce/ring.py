@@ -15,7 +15,6 @@ from kernels.reduce.message import AllReduceMessage, Message, ReduceScatterMessa
 
 if TYPE_CHECKING:
     from kernels.ipc.member import Member
-    from kernels.reduce.elements import Element
     from kernels.reduce.workspace import Workspace
 
 # A step costs 2.2 to 2.4 us besides its bytes (modelled on emu:h100x4 and x8): loads, the arrival of the
@@ -60,10 +59,9 @@ class RingConfig(ReduceConfig):
         return {**super().defines, "PIECE_BYTES": self.piece_bytes, "NUM_SLOTS": self.num_slots}
 
 
-def throughput_config(workspace: Workspace, element: Element, nbytes: int) -> RingConfig:
+def throughput_config(workspace: Workspace, nbytes: int) -> RingConfig:
     """For messages of ``nbytes``: one piece of a chunk per channel, of as many channels as get
     MIN_PIECE_BYTES. What is more than all channels can hold goes in several rounds of the largest pieces."""
-    del element
     chunk = -(-nbytes // workspace.group.world_size)
     if chunk % LINE_BYTES:
         chunk += LINE_BYTES  # it may begin inside a line, and pieces are cut at lines
@@ -112,4 +110,4 @@ def defines(message: Message) -> dict[str, object]:
     return {"SCATTER_ONLY": int(not isinstance(message, AllReduceMessage))}
 
 
-RING = KernelWay("ring.sm", RingConfig, throughput_config, arguments, direct_reason, defines=defines)
+RING = KernelWay("ring.sm", RingConfig, throughput_config, direct_reason, arguments, defines)

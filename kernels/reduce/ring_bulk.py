@@ -13,7 +13,6 @@ from kernels.staged import BarrierPlan
 
 if TYPE_CHECKING:
     from kernels.ipc.group import Group
-    from kernels.reduce.elements import Element
     from kernels.reduce.workspace import Workspace
 
 
@@ -54,18 +53,17 @@ class RingBulkConfig(RingConfig):
         return {**super().defines, "TILE_BYTES": self.tile_bytes, "NUM_STAGES": self.num_stages}
 
 
-def throughput_config(workspace: Workspace, element: Element, nbytes: int) -> RingBulkConfig:
+def throughput_config(workspace: Workspace, nbytes: int) -> RingBulkConfig:
     """For messages of ``nbytes``: the channels and pieces of ``ring.sm``."""
-    same = ring.throughput_config(workspace, element, nbytes)
+    same = ring.throughput_config(workspace, nbytes)
     return RingBulkConfig(ctas=same.ctas, piece_bytes=same.piece_bytes)
 
 
-def unavailable(group: Group, element: Element) -> str | None:
+def unavailable(group: Group) -> str | None:
     """Why the ranks' TMAs cannot reach each other, None when they can."""
-    del element
     return group.direct_reason or tma_unavailable(group.capabilities)
 
 
 RING_BULK = KernelWay(
-    "ring.tma", RingBulkConfig, throughput_config, ring.arguments, unavailable, defines=ring.defines
+    "ring.tma", RingBulkConfig, throughput_config, unavailable, ring.arguments, ring.defines
 )

@@ -197,15 +197,13 @@ class TritonRingConfig(ReduceConfig):
         )
 
 
-def unavailable(group: Group, element: Element) -> str | None:
+def unavailable(group: Group) -> str | None:
     """Why the ranks cannot run the twin, None when they can."""
-    del element
     return group.direct_reason or atomics_reason(group.path) or triton_unavailable()
 
 
-def throughput_config(workspace: Workspace, element: Element, nbytes: int) -> TritonRingConfig:
+def throughput_config(workspace: Workspace, nbytes: int) -> TritonRingConfig:
     """For messages of ``nbytes``."""
-    del element
     return TritonRingConfig(ctas=suitable_ctas(workspace, nbytes // workspace.group.world_size))
 
 
@@ -230,7 +228,7 @@ class _TritonRing(KernelWay):
     def prepare(self, member: Member, message: Operands, config: ReduceConfig) -> Kernel:
         """As of KernelWay. Raises OperandError, too, and ConfigError where the ranks cannot run it."""
         assert isinstance(message, AllReduceMessage)
-        reason = self.unavailable(message.workspace.group, message.element)
+        reason = self.unavailable(message.workspace.group)
         require(reason is None, "the Triton twin needs GPUs that it can signal", reason, "use way 'ring.sm'")
         multiple = CHUNK_MULTIPLE * message.workspace.group.world_size
         src, dst = message.src(member.rank).ptr, message.target(member.rank).ptr
@@ -247,5 +245,5 @@ class _TritonRing(KernelWay):
         return super().prepare(member, message, config)
 
 
-RING_TRITON = _TritonRing("ring.triton", TritonRingConfig, throughput_config, arguments, unavailable)
+RING_TRITON = _TritonRing("ring.triton", TritonRingConfig, throughput_config, unavailable, arguments)
 """Not one of the public ways: it takes fewer operands, and ring.sm is the one to use."""

@@ -16,7 +16,6 @@ from kernels.reduce.trees import two_trees
 
 if TYPE_CHECKING:
     from kernels.ipc.member import Member
-    from kernels.reduce.elements import Element
     from kernels.reduce.workspace import Workspace
 
 ROLES = 4
@@ -60,10 +59,9 @@ class TreeConfig(RingConfig):
         )
 
 
-def throughput_config(workspace: Workspace, element: Element, nbytes: int) -> TreeConfig:
+def throughput_config(workspace: Workspace, nbytes: int) -> TreeConfig:
     """For messages of ``nbytes``: a channel for every piece of each half as long as there are channels, then
     larger pieces, but two of them: while one comes down, the other goes up."""
-    del element
     half = -(-nbytes // 2)
     channels = max(1, min(MAX_CTAS, workspace.channels) // ROLES)
     channels = max(1, min(channels, -(-half // MIN_PIECE_BYTES)))
@@ -96,4 +94,4 @@ def arguments(member: Member, message: AllReduceMessage, config: TreeConfig) -> 
     return buffers, workspace.control(member), np.uint32(rank)
 
 
-TREE = KernelWay("tree", TreeConfig, throughput_config, arguments, direct_reason)
+TREE = KernelWay("tree", TreeConfig, throughput_config, direct_reason, arguments)

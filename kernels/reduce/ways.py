@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kernels.common import ConfigError, LaunchInfo, check_whole, require
 from kernels.ipc.errors import GroupError
 from kernels.ipc.exchange import agree
 from kernels.reduce.elements import Element
-from smfree.cuda import Path
+from smfree.cuda import Kernel, Path
 
 if TYPE_CHECKING:
     from kernels.ipc.group import Group
-    from kernels.ipc.member import Member
-    from kernels.reduce.config import ReduceConfig
+    from kernels.reduce.config import ReduceConfig, Way
     from kernels.reduce.message import Message
     from kernels.reduce.workspace import Workspace
 
@@ -31,28 +30,6 @@ class ReduceInfo:
     launches: tuple[LaunchInfo, ...] = ()
 
 
-class Way(Protocol):
-    """What every way can do; :class:`kernels.reduce.config.KernelWay` is most of them."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def config(self) -> type[Any]: ...
-
-    @property
-    def unavailable(self) -> Any:
-        """(group, element): why the group cannot go it, or None."""
-
-    @property
-    def throughput_config(self) -> Any:
-        """(workspace, element, nbytes): the configuration for such messages."""
-
-    def prepare(self, member: Member, message: Any, config: Any) -> object: ...
-
-    def run(self, message: Any, config: Any, what: str) -> tuple[LaunchInfo, ...]: ...
-
-
 class Ways:
     """The ways of one collective, which errors call ``collective``."""
 
@@ -61,18 +38,17 @@ class Ways:
         self._ways = {way.name: way for way in ways}
         self.names = tuple(self._ways)
 
-    def reasons(self, group: Group, dtype: object) -> dict[str, str | None]:
-        """Every way, and why the group cannot go it with such elements; None when it can."""
-        element = Element.of(dtype)
-        return {name: way.unavailable(group, element) for name, way in self._ways.items()}
+    def reasons(self, group: Group) -> dict[str, str | None]:
+        """Every way, and why the group cannot go it; None when it can."""
+        return {name: way.unavailable(group) for name, way in self._ways.items()}
 
-    def find(self, group: Group, name: str, element: Element) -> Way:
+    def find(self, group: Group, name: str) -> Way:
         """Raise GroupError for a way that there is not, ConfigError for one that the group cannot go."""
         if name not in self._ways:
             raise GroupError(
                 f"{self._collective} goes one of the ways {', '.join(self.names)} (got {name!r})"
             )
-        reasons = self.reasons(group, element)
+        reasons = self.reasons(group)
         if reasons[name] is not None:
             able = ", ".join(other for other, why in reasons.items() if why is None)
             raise ConfigError(
@@ -80,20 +56,16 @@ class Ways:
             )
         return self._ways[name]
 
-    def throughput_config(self, workspace: Workspace, name: str, nbytes: int, dtype: object) -> ReduceConfig:
-        """The way's configuration for messages of ``nbytes``."""
-        element = Element.of(dtype)
+    def throughput_config(self, workspace: Workspace, name: str, nbytes: int) -> ReduceConfig:
+        """The way's configuration for messages of ``nbytes``, which is what every rank gives."""
         require(check_whole("nbytes", nbytes) >= 0, "nbytes must be 0 or more", nbytes, "pass the message's")
-        found: ReduceConfig = self.find(workspace.group, name, element).throughput_config(
-            workspace, element, int(nbytes)
-        )
-        return found
+        return self.find(workspace.group, name).throughput_config(workspace, int(nbytes))
 
     def choose(self, message: Message, name: str, config: ReduceConfig | None) -> tuple[Way, Any]:
         """The way, and the configuration that will be used. Raises GroupError, ConfigError."""
-        workspace, element = message.workspace, message.element
-        way = self.find(workspace.group, name, element)
-        chosen = way.throughput_config(workspace, element, message.nbytes) if config is None else config
+        workspace = message.workspace
+        way = self.find(workspace.group, name)
+        chosen = way.throughput_config(workspace, message.nbytes) if config is None else config
         require(
             type(chosen) is way.config,
             f"the config of way '{name}' is a {way.config.__name__}",
@@ -102,8 +74,8 @@ class Ways:
         )
         return way, chosen
 
-    def prepare(self, message: Message, name: str, config: ReduceConfig | None) -> tuple[object, ...]:
-        """Compile and load for every member; what each way gave for it."""
+    def prepare(self, message: Message, name: str, config: ReduceConfig | None) -> tuple[Kernel, ...]:
+        """Compile and load on every member's device."""
         way, chosen = self.choose(message, name, config)
         return tuple(way.prepare(member, message, chosen) for member in message.workspace.group.members)
 

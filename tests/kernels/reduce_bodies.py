@@ -58,7 +58,7 @@ def reduce_each_way(context: RankContext, backing: Backing, cases: list[Case]) -
 def _reduce(space: Workspace, collective: str, way: str, element: Element, call: int) -> str:
     group = space.group
     interface: Any = allreduce if collective == "allreduce" else reduce_scatter
-    reason = interface.ways(group, element)[way]
+    reason = interface.ways(group)[way]
     if reason is not None:
         return reason
     like = {"direct": "twoshot"}.get(way, way)

@@ -61,7 +61,7 @@ def reduce_group(
 
 def need(way: str, group: Group, element: Element, node: str) -> None:
     """Skip a way that is not open to these GPUs. To emulated H100s every way is: there it is an error."""
-    reason = allreduce.ways(group, element)[way]
+    reason = allreduce.ways(group)[way]
     if reason is not None and node != EMULATED:
         pytest.skip(f"{way}: {reason}")
 
@@ -69,7 +69,7 @@ def need(way: str, group: Group, element: Element, node: str) -> None:
 def small_config(workspace: Workspace, way: str, element: Element, nbytes: int = 0, **values: Any) -> Any:
     """The way's configuration for such messages, but with ``values`` and those of SMALL that it has. Where
     others have a CTA, trees have four, and but one such channel unless ``values`` say so."""
-    config = allreduce.throughput_config(workspace, way, nbytes, dtype=element)
+    config = allreduce.throughput_config(workspace, way, nbytes)
     has = {field.name for field in fields(config)}
     if way == "tree":
         values["ctas"] = 4 * values.get("ctas", 1)

@@ -124,7 +124,7 @@ def test_calls_in_a_row_of_any_ways_share_scratch_memory_and_dst(
     places. Every rank copies its sum away at once."""
     element, ranks = Element.F16, 3
     with reduce_group(ranks, *schedule, node=node) as (group, workspace):
-        reasons = allreduce.ways(group, element)
+        reasons = allreduce.ways(group)
         calls = [way for way in calls if node == EMULATED or reasons[way] is None]
         set_epochs(workspace, start)
         dst = group.symmetric(2 * 100, "dst")

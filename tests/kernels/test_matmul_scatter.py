@@ -180,7 +180,7 @@ def test_the_default_configuration_takes_what_scratch_memory_has_room_for() -> N
             (4 * 128 * 65, 2),
             (1 << 30, SCRATCH_BYTES // one_cta),
         ):
-            assert fused.throughput_config(workspace, Element.F32, nbytes).ctas == ctas
+            assert fused.throughput_config(workspace, nbytes).ctas == ctas
         layer = Layer(workspace, 128, 70, (8, 8))
         layer.run()
         workspace.group.wait(60)

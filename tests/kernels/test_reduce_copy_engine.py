@@ -261,6 +261,6 @@ def test_it_needs_a_line_of_scratch_memory_for_each_peer() -> None:
 
 def test_its_configuration_is_the_adders() -> None:
     with reduce_group(2) as (group, workspace):
-        assert COPY_ENGINE.unavailable(group, Element.F32) is None
-        config = throughput_config(workspace, "ce", 1 << 20, dtype="bfloat16")
+        assert COPY_ENGINE.unavailable(group) is None
+        config = throughput_config(workspace, "ce", 1 << 20)
         assert isinstance(config, AddConfig) and config.ctas == workspace.channels

@@ -217,7 +217,7 @@ def test_default_grids_are_small_for_small_messages_and_take_one_turn(
     sizes: Any = {"scratch_bytes": 1 << 20, "oneshot_bytes": 1 << 18, "channels": 64, "pool_bytes": 8 << 20}
     with reduce_group(ranks, **sizes) as (_, workspace):
         for way, wanted in (("oneshot", oneshot), ("twoshot", twoshot)):
-            config: Any = allreduce.throughput_config(workspace, way, nbytes, dtype="float32")
+            config: Any = allreduce.throughput_config(workspace, way, nbytes)
             assert (config.ctas, config.piece_bytes) == wanted
             assert config.unroll == min(4, 16 // ranks)
 

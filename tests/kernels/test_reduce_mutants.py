@@ -130,7 +130,7 @@ def wrong_sums(calls: Calls, seed: int = 0) -> dict[tuple[int, int], int]:
 
 def configured(module: Any, space: Any, way: str, nbytes: int, values: tuple[tuple[str, int], ...]) -> Any:
     """A small configuration of the way, with ``values``."""
-    config = module.throughput_config(space, way, nbytes, dtype="float32")
+    config = module.throughput_config(space, way, nbytes)
     has = {one.name for one in fields(config)}
     return replace(config, **{name: n for name, n in {**CONFIG, **dict(values)}.items() if name in has})
 

@@ -100,11 +100,11 @@ def test_terms_are_copied_only_if_the_switch_cannot_load_them(src: str, src_shif
 
 def test_without_a_multicast_address_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with local_group(2, "emu:a100") as group:
-        assert "has no multicast" in str(NVLS.unavailable(group, Element.BF16))
+        assert "has no multicast" in str(NVLS.unavailable(group))
     with local_group(1) as group:
-        assert NVLS.unavailable(group, Element.BF16) is None  # nothing is added
+        assert NVLS.unavailable(group) is None  # nothing is added
     with reduce_group(2) as (group, workspace):
-        assert NVLS.unavailable(group, Element.BF16) is None
+        assert NVLS.unavailable(group) is None
         dst = group.symmetric(64, "late")
         monkeypatch.setattr(Symmetric, "multicast", lambda memory, rank: None)
         words = (
@@ -117,10 +117,7 @@ def test_without_a_multicast_address_it_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_its_default_has_few_ctas() -> None:
     with reduce_group(2, channels=CHANNELS) as (_, workspace):
-        found = [
-            allreduce.throughput_config(workspace, "nvls", n, dtype="float32").ctas
-            for n in (0, 1 << 16, 1 << 26)
-        ]
+        found = [allreduce.throughput_config(workspace, "nvls", n).ctas for n in (0, 1 << 16, 1 << 26)]
         assert found == [1, 2, CHANNELS]
     with reduce_group(2, channels=64, scratch_bytes=0) as (_, workspace):
-        assert allreduce.throughput_config(workspace, "nvls", 1 << 26, dtype="float32").ctas == 16
+        assert allreduce.throughput_config(workspace, "nvls", 1 << 26).ctas == 16

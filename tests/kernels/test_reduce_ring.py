@@ -148,17 +148,17 @@ def test_default_pieces_take_one_round_until_scratch_memory_is_full() -> None:
     with local_group(2, pool_bytes=10 << 20) as group, Workspace(group, channels=64) as workspace:
         sizes = set()
         for chunk in (0, 1, 127, 8192, 8193, 100_001, 64 * 8192, 64 * 8192 + 1, 3_000_000, 64 * 65536):
-            config = ring.throughput_config(workspace, Element.F32, 2 * chunk)
+            config = ring.throughput_config(workspace, 2 * chunk)
             held = config.ctas * config.piece_bytes
             assert config.scratch_bytes <= workspace.scratch.nbytes and config.ctas <= 64
             assert chunk <= held or (config.ctas, config.piece_bytes) == (64, 65536)
             assert held - config.piece_bytes <= max(chunk + 128, 1)
             sizes.add(config.piece_bytes)
         assert len(sizes) <= 13
-        many = ring.throughput_config(workspace, Element.F32, 1 << 30)
+        many = ring.throughput_config(workspace, 1 << 30)
         assert (many.ctas, many.piece_bytes) == (64, 65536)
-        bulk = RING_BULK.throughput_config(workspace, Element.F32, 1 << 20)
-        same = ring.throughput_config(workspace, Element.F32, 1 << 20)
+        bulk = RING_BULK.throughput_config(workspace, 1 << 20)
+        same = ring.throughput_config(workspace, 1 << 20)
         assert (bulk.ctas, bulk.piece_bytes) == (same.ctas, same.piece_bytes)  # type: ignore[attr-defined]
 
 

@@ -66,7 +66,7 @@ def bounds(rank: int, ranks: int, count: int, element: Element) -> tuple[int, in
 
 def configured(workspace: Workspace, way: str, element: Element, **values: Any) -> Any:
     """The way's configuration, made small."""
-    config = reduce_scatter.throughput_config(workspace, way, 0, dtype=element)
+    config = reduce_scatter.throughput_config(workspace, way, 0)
     has = {field.name for field in fields(config)}
     wanted = {**SMALL, "tile_bytes": 64, **values}
     return replace(config, **{name: value for name, value in wanted.items() if name in has})
@@ -121,7 +121,7 @@ class Operands:
 
 def need(way: str, group: Group, element: Element, node: str) -> None:
     """Skip a way that is not open to these GPUs. To emulated H100s every way is."""
-    reason = reduce_scatter.ways(group, element)[way]
+    reason = reduce_scatter.ways(group)[way]
     if reason is not None and node != EMULATED:
         pytest.skip(f"{way}: {reason}")
 
@@ -143,7 +143,7 @@ def test_calls_in_a_row_of_any_ways_and_grids_share_scratch_memory(node: str) ->
     """No wait in between: when a call ends on one rank, scratch memory is free on all."""
     element, ranks = Element.F32, 3
     with reduce_group(ranks, "random", 2, node=node) as (group, workspace):
-        reasons = reduce_scatter.ways(group, element)
+        reasons = reduce_scatter.ways(group)
         open_ways = [way for way in WAYS if node == EMULATED or reasons[way] is None]
         calls = []
         for call, way in enumerate([*open_ways, *open_ways[::-1]]):
