@@ -26,6 +26,7 @@ NOTES = {NVLINK_4: "NVLink 4", RDMA_400G: "400G RDMA"}
 """The links of the founding notes."""
 NODES = (2, 4, 16, 64, 256, 1024)
 """Of the table that extrapolates."""
+MAX_BYTES, MAX_RANKS = 10**18, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,10 @@ class Cluster:
 def prediction_text(cluster: Cluster, nbytes: float, ranks: int) -> str:
     """The report: the links, every algorithm, who is fastest by size, and other numbers of nodes. Raises
     ValueError."""
-    if not (0 < nbytes < 1e18 and 1 < ranks <= 1 << 20):
+    if not (1 <= nbytes <= MAX_BYTES and 2 <= ranks <= MAX_RANKS):
         raise ValueError(
-            f"a prediction is for 1 byte or more on 2 ranks or more (got {nbytes:g} on {ranks}); change them"
+            f"a prediction is for 1 to {MAX_BYTES:g} bytes on 2 to {MAX_RANKS} ranks (got {nbytes:g} on "
+            f"{ranks}); change them"
         )
     costs = cluster.costs(nbytes, ranks)
     nodes = -(-ranks // cluster.node_ranks)

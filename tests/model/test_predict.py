@@ -92,8 +92,9 @@ def test_costs_are_those_of_the_model() -> None:
     ("arguments", "said"),
     [
         ("--bytes 1e6 --ranks 12", "ranks fill their nodes of 8 (got 12); use 8, or another size of nodes"),
-        ("--bytes 0 --ranks 8", "1 byte or more on 2 ranks or more (got 0 on 8); change them"),
-        ("--bytes 8 --ranks 1", "1 byte or more on 2 ranks or more (got 8 on 1); change them"),
+        ("--bytes 0 --ranks 8", "1 to 1e+18 bytes on 2 to 1048576 ranks (got 0 on 8); change them"),
+        ("--bytes 8 --ranks 1", "1 to 1e+18 bytes on 2 to 1048576 ranks (got 8 on 1); change them"),
+        ("--bytes 1e30 --ranks 8", "1 to 1e+18 bytes on 2 to 1048576 ranks (got 1e+30 on 8); change them"),
         ("--bytes 8 --ranks 8 --node-size 0", "a node has 1 rank or more (got 0); use 8"),
         ("--bytes 8 --ranks 8 --beta-gbps 0", "a link has a start-up and a rate above 0"),
     ],
