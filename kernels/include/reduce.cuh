@@ -123,6 +123,17 @@ PTX_INLINE Piece piece_of(u32 origin, Slice range, u64 j) {
 PTX_INLINE u8* base_of(u8* slot, const Piece& piece) { return slot - piece.window; }
 
 // ---- the sum of a piece ---------------------------------------------------------------------------
+// Whether the buffers lie alike modulo 16.
+template <u32 TARGETS, u32 SOURCES>
+PTX_INLINE bool are_alike(u8* const (&dst)[TARGETS], const u8* const (&src)[SOURCES]) {
+  u64 apart = 0;
+#pragma unroll
+  for (u32 k = 0; k < SOURCES; ++k) apart |= (u64)src[k] ^ (u64)dst[0];
+#pragma unroll
+  for (u32 k = 1; k < TARGETS; ++k) apart |= (u64)dst[k] ^ (u64)dst[0];
+  return apart % 16 == 0;
+}
+
 // The ends of a piece, in front of its body and behind, by single elements.
 template <u32 TEAM = THREADS, u32 TARGETS, u32 SOURCES>
 PTX_INLINE void sum_edges(u8* const (&dst)[TARGETS], const u8* const (&src)[SOURCES], Slice piece,
@@ -146,12 +157,7 @@ PTX_INLINE void sum_edges(u8* const (&dst)[TARGETS], const u8* const (&src)[SOUR
 // all of the CTA or each team a piece of its own.
 template <u32 TEAM = THREADS, u32 TARGETS, u32 SOURCES>
 PTX_INLINE void sum_piece(u8* const (&dst)[TARGETS], const u8* const (&src)[SOURCES], Slice piece) {
-  u64 apart = 0;
-#pragma unroll
-  for (u32 k = 0; k < SOURCES; ++k) apart |= (u64)src[k] ^ (u64)dst[0];
-#pragma unroll
-  for (u32 k = 1; k < TARGETS; ++k) apart |= (u64)dst[k] ^ (u64)dst[0];
-  const Slice body = apart % 16 == 0 ? body_of<16>(dst[0], piece) : Slice{piece.begin, piece.begin};
+  const Slice body = are_alike(dst, src) ? body_of<16>(dst[0], piece) : Slice{piece.begin, piece.begin};
 
   constexpr u32 STEP = TEAM * 16;
   u64 at = body.begin + threadIdx.x % TEAM * 16;

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kernels.common import check_stages, check_tile, tma_unavailable
-from kernels.ipc.gather import GatherConfig, launch, prepare, suitable_ctas
+from kernels.ipc.gather import GatherConfig, launch, prepare
+from kernels.ipc.grid import suitable_ctas
 from kernels.staged import BarrierPlan
 from smfree.cuda import Capabilities
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from kernels.common import LaunchInfo, require
 from kernels.ipc import gather
-from kernels.ipc.gather import GatherConfig, prepare, suitable_ctas
+from kernels.ipc.gather import GatherConfig, prepare
+from kernels.ipc.grid import suitable_ctas
 from smfree.cuda import Capabilities, Kernel
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels.ipc.gather import GatherConfig, launch, prepare, suitable_ctas
+from kernels.ipc.gather import GatherConfig, launch, prepare
+from kernels.ipc.grid import suitable_ctas
 from smfree.cuda import Capabilities
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 from kernels.common import LaunchInfo, OperandError, check_threads, check_whole, plain_integers, require
-from kernels.ipc.gather import check_resident, suitable_ctas
+from kernels.ipc.grid import check_resident, suitable_ctas
 from kernels.ipc.reach import atomics_reason
 from kernels.ipc.signals import SignalLayout
 from smfree.cuda import Capabilities, Kernel, TritonSource, triton_unavailable

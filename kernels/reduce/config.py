@@ -5,19 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from kernels.common import (
-    KERNELS,
-    LaunchInfo,
-    check_shared,
-    check_threads,
-    check_unroll,
-    check_whole,
-    plain_integers,
-    require,
-)
-from kernels.ipc.gather import VECTOR_BYTES, check_resident
+from kernels.common import KERNELS, LaunchInfo, check_whole, require
+from kernels.ipc import grid
+from kernels.ipc.grid import LINE_BYTES, GridConfig, launch_grid, load
 from smfree.cuda import CudaSource, Kernel
 
 if TYPE_CHECKING:
@@ -26,35 +18,10 @@ if TYPE_CHECKING:
     from kernels.reduce.elements import Element
     from kernels.reduce.workspace import Workspace
 
-MAX_CTAS = 64
-"""CTAs of a default configuration at most: half the SMs of an H100."""
-BYTES_PER_CTA = 16384
-"""What a CTA should have to send before another one is worth its start-up: assumed, until measured."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class ReduceConfig:
-    """``ctas`` CTAs per rank, a channel each; a thread has ``unroll`` loads of 16 bytes from every source
-    under way. Raises ConfigError."""
-
-    file: ClassVar[str]
-    """The kernel's file; the kernel has its name."""
-
-    ctas: int = 16
-    threads: int = 256
-    unroll: int = 4
-
-    def __post_init__(self) -> None:
-        plain_integers(self)
-        check_whole("ctas", self.ctas)
-        require(self.ctas >= 1, "ctas must be at least 1", self.ctas, "use 16")
-        check_threads(self.threads)
-        check_unroll(self.unroll)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory per CTA."""
-        return 0
+class ReduceConfig(GridConfig):
+    """``ctas`` CTAs per rank, a channel each. Raises ConfigError."""
 
     @property
     def scratch_bytes(self) -> int:
@@ -71,16 +38,6 @@ class ReduceConfig:
         """Room in the one-shots' part, per rank and side."""
         return 0
 
-    @property
-    def bytes_in_flight_per_sm(self) -> int:
-        """Bytes of one source that an SM with one CTA has asked for before it uses the first."""
-        return self.threads * self.unroll * VECTOR_BYTES
-
-    @property
-    def defines(self) -> dict[str, object]:
-        """What the kernel is compiled with, beside the workspace's and the element."""
-        return {"THREADS": self.threads, "UNROLL": self.unroll}
-
     def source(
         self, workspace: Workspace, element: Element, more: Mapping[str, object] | None = None
     ) -> CudaSource:
@@ -89,6 +46,25 @@ class ReduceConfig:
             KERNELS / "reduce" / self.file,
             {"ELEMENT": element.define, **workspace.defines, **self.defines, **(more or {})},
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PieceConfig(ReduceConfig):
+    """A CTA takes pieces of ``piece_bytes``, whole lines, one at a time. Raises ConfigError."""
+
+    piece_bytes: int = 32768
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        size = check_whole("piece_bytes", self.piece_bytes)
+        whole = size > 0 and size % LINE_BYTES == 0
+        default = type(self).piece_bytes
+        require(whole, f"piece_bytes must be a positive multiple of {LINE_BYTES}", size, f"use {default}")
+
+    @property
+    def defines(self) -> dict[str, object]:
+        """What the kernel is compiled with, beside the workspace's and the element."""
+        return {**super().defines, "PIECE_BYTES": self.piece_bytes}
 
 
 class Operands(Protocol):
@@ -129,12 +105,8 @@ class KernelWay(Way):
     defines: Callable[[Any], Mapping[str, object]] = lambda message: {}
 
     def prepare(self, member: Member, message: Operands, config: ReduceConfig) -> Kernel:
-        """Compile (cached) and load on the member's device: for all members before any launch, because
-        loading may wait for the device.
-
-        Raises ConfigError when the CTAs have no channels, the pieces no scratch memory, or when the CTAs
-        cannot be resident all at once (case D24: those that run would wait for those that cannot start).
-        """
+        """As :func:`kernels.ipc.grid.load`. Raises ConfigError also when the CTAs have no channels, or the
+        pieces no scratch memory."""
         workspace = message.workspace
         require(
             config.ctas <= workspace.channels,
@@ -155,20 +127,13 @@ class KernelWay(Way):
             f"{config.oneshot_bytes} bytes needed by {config}",
             "use smaller pieces or fewer CTAs, or a Workspace with more oneshot_bytes",
         )
-        check_shared(config.shared_bytes, member.device.capabilities)
-        kernel = member.device.compile(
-            config.source(workspace, message.element, self.defines(message))
-        ).kernel()
-        check_resident(member, kernel, workspace.group, config.ctas, config.threads, config.shared_bytes)
-        return kernel
+        source = config.source(workspace, message.element, self.defines(message))
+        return load(member, workspace.group, config, source)
 
     def launch(self, member: Member, message: Operands, config: ReduceConfig, kernel: Kernel) -> LaunchInfo:
         """Queue the member's part on its stream; ``kernel`` is what :meth:`prepare` gave."""
-        kernel.launch(
-            config.ctas, config.threads, self.arguments(member, message, config),
-            stream=message.workspace.stream(member.rank), shared_bytes=config.shared_bytes,
-        )  # fmt: skip
-        return LaunchInfo(kernel, config.ctas, config.threads, config.shared_bytes)
+        args = self.arguments(member, message, config)
+        return launch_grid(kernel, config, args, message.workspace.stream(member.rank))
 
     def run(self, message: Operands, config: ReduceConfig, what: str) -> tuple[LaunchInfo, ...]:
         """Prepare on every member's device, then launch on all."""
@@ -183,7 +148,7 @@ class KernelWay(Way):
 
 def suitable_ctas(workspace: Workspace, nbytes: int) -> int:
     """CTAs that a default configuration gives to so many bytes that a rank sends at a time."""
-    return max(1, min(MAX_CTAS, workspace.channels, -(-nbytes // BYTES_PER_CTA)))
+    return min(workspace.channels, grid.suitable_ctas(nbytes))
 
 
 def direct_reason(group: Group) -> str | None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from kernels.common import LaunchInfo, require
 from kernels.ipc.copy_engine import await_peers, peers_of, refuse_capture, signal_peers
-from kernels.ipc.gather import LINE_BYTES
+from kernels.ipc.grid import LINE_BYTES
 from kernels.reduce.config import ReduceConfig, Way, direct_reason, suitable_ctas
 from kernels.reduce.message import AllReduceMessage, piece_of
 from smfree.cuda import Kernel

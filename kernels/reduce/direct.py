@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from kernels.common import check_whole, require
-from kernels.ipc.gather import LINE_BYTES
+from kernels.ipc.grid import LINE_BYTES
 from kernels.ipc.pool import rounded
-from kernels.reduce.config import KernelWay, ReduceConfig, direct_reason
+from kernels.reduce.config import KernelWay, PieceConfig, direct_reason
 from kernels.reduce.message import AllReduceMessage, ReduceScatterMessage, pieces_of
 
 if TYPE_CHECKING:
@@ -31,23 +30,12 @@ thread that loads it. Best modelled times from 8 bytes to 64 KiB, on 4 and 8 ran
 
 
 @dataclass(frozen=True, kw_only=True)
-class DirectConfig(ReduceConfig):
+class DirectConfig(PieceConfig):
     """``ctas`` CTAs, each with a piece of ``piece_bytes`` in a turn. A thread has ``unroll`` loads of 16
     bytes of every rank's term under way. Raises ConfigError."""
 
     unroll: int = 1
     piece_bytes: int = ONESHOT_BYTES_PER_CTA
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        size = check_whole("piece_bytes", self.piece_bytes)
-        whole = size > 0 and size % LINE_BYTES == 0
-        require(whole, "piece_bytes must be a positive multiple of 128", size, "use 4096")
-
-    @property
-    def defines(self) -> dict[str, object]:
-        """What the kernel is compiled with, beside the workspace's and the element."""
-        return {**super().defines, "PIECE_BYTES": self.piece_bytes}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from kernels.ipc.exchange import agree
 from kernels.ipc.shards import given_sources
 from kernels.reduce.config import KernelWay, ReduceConfig
 from kernels.reduce.elements import Element
-from kernels.reduce.message import check_outside
+from kernels.reduce.message import check_outside, share_of
 from kernels.reduce.ways import ReduceInfo
 from smfree.cuda import DeviceArray
 
@@ -90,9 +90,7 @@ class Product:
 
 def rows_of(m: int, world_size: int, rank: int) -> tuple[int, int]:
     """The rows of C that ``rank`` owns: the first, and the one behind the last."""
-    each, more = divmod(m, world_size)
-    begin = rank * each + min(rank, more)
-    return begin, begin + each + (rank < more)
+    return share_of(m, world_size, rank)
 
 
 def throughput_config(workspace: Workspace, nbytes: int) -> MatmulScatterConfig:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kernels.common import OperandError
-from kernels.ipc.gather import LINE_BYTES
+from kernels.ipc.grid import LINE_BYTES
 from kernels.ipc.shards import Sources, given_sources
 from kernels.ipc.symmetric import Symmetric
 from kernels.reduce.elements import Element
@@ -82,11 +82,18 @@ class ReduceScatterMessage(Message):
         return self.targets[rank]
 
 
-def chunk_of(nbytes: int, element: Element, world_size: int, rank: int) -> tuple[int, int]:
-    """As in reduce.cuh: equal chunks, the first ones an element longer where it does not come out even."""
-    each, more = divmod(nbytes // element.bytes, world_size)
+def share_of(count: int, world_size: int, rank: int) -> tuple[int, int]:
+    """Where the rank's share of ``count`` begins and ends: equal ones, the first ``count % world_size`` one
+    longer."""
+    each, more = divmod(count, world_size)
     begin = rank * each + min(rank, more)
-    return begin * element.bytes, (begin + each + (rank < more)) * element.bytes
+    return begin, begin + each + (rank < more)
+
+
+def chunk_of(nbytes: int, element: Element, world_size: int, rank: int) -> tuple[int, int]:
+    """The bytes of a message that the rank owns, as in reduce.cuh."""
+    begin, end = share_of(nbytes // element.bytes, world_size, rank)
+    return begin * element.bytes, end * element.bytes
 
 
 def pieces_of(origin: int, begin: int, end: int, piece_bytes: int) -> int:

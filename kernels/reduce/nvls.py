@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from kernels.common import require
-from kernels.ipc.gather import VECTOR_BYTES
+from kernels.ipc.grid import VECTOR_BYTES
 from kernels.reduce.config import KernelWay, Operands, ReduceConfig, suitable_ctas
 from kernels.reduce.message import AllReduceMessage
 from smfree.cuda import Kernel

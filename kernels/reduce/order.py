@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from kernels.common import ConfigError
 from kernels.reduce.elements import Element
-from kernels.reduce.message import chunk_of
+from kernels.reduce.message import share_of
 from kernels.reduce.trees import Tree, two_trees
 
 Inputs = Sequence[NDArray[np.unsignedinteger]]
@@ -53,8 +53,7 @@ def ring_sum(inputs: Inputs, element: Element) -> NDArray[np.unsignedinteger]:
     world_size, count = len(inputs), len(inputs[0])
     total = np.empty(count, element.bits)
     for owner in range(world_size):
-        begin, end = chunk_of(count * element.bytes, element, world_size, owner)
-        part = slice(begin // element.bytes, end // element.bytes)
+        part = slice(*share_of(count, world_size, owner))
         total[part] = inputs[(owner + 1) % world_size][part]
         for hop in range(2, world_size + 1):
             total[part] = sum_in_order([total[part], inputs[(owner + hop) % world_size][part]], element)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from kernels.common import check_whole, require
-from kernels.ipc.gather import LINE_BYTES
-from kernels.reduce.config import MAX_CTAS, KernelWay, ReduceConfig, direct_reason
+from kernels.ipc.grid import LINE_BYTES, MAX_CTAS
+from kernels.reduce.config import KernelWay, PieceConfig, direct_reason
 from kernels.reduce.message import AllReduceMessage, Message, ReduceScatterMessage
 
 if TYPE_CHECKING:
@@ -27,26 +27,17 @@ MAX_PIECE_BYTES = 65536
 
 
 @dataclass(frozen=True, kw_only=True)
-class RingConfig(ReduceConfig):
+class RingConfig(PieceConfig):
     """``ctas`` channels, with ``num_slots`` pieces of ``piece_bytes`` in scratch memory each. Raises
     ConfigError."""
 
     file: ClassVar[str] = "ring.cu"
 
-    piece_bytes: int = 32768
     num_slots: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        size, slots = check_whole("piece_bytes", self.piece_bytes), check_whole("num_slots", self.num_slots)
-        whole = size > 0 and size % LINE_BYTES == 0
-        require(whole, "piece_bytes must be a positive multiple of 128", size, "use 32768")
-        require(
-            slots >= 2,
-            "num_slots must be at least 2: a slot is freed by a step that sends into one",
-            slots,
-            "use 2",
-        )
+        check_slots(self.num_slots)
 
     @property
     def scratch_bytes(self) -> int:
@@ -56,7 +47,13 @@ class RingConfig(ReduceConfig):
     @property
     def defines(self) -> dict[str, object]:
         """What the kernel is compiled with, beside the workspace's and the element."""
-        return {**super().defines, "PIECE_BYTES": self.piece_bytes, "NUM_SLOTS": self.num_slots}
+        return {**super().defines, "NUM_SLOTS": self.num_slots}
+
+
+def check_slots(num_slots: int) -> None:
+    """Raise ConfigError for too few slots of a channel."""
+    rule = "num_slots must be at least 2: a slot is freed by a step that sends into one"
+    require(check_whole("num_slots", num_slots) >= 2, rule, num_slots, "use 2")
 
 
 def throughput_config(workspace: Workspace, nbytes: int) -> RingConfig:

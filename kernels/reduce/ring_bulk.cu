@@ -61,16 +61,6 @@ PTX_INLINE void add_tile(u32 s, u32 tile_bytes) {
   }
 }
 
-template <u32 TARGETS, u32 SOURCES>
-PTX_INLINE bool are_alike(u8* const (&dst)[TARGETS], const u8* const (&src)[SOURCES]) {
-  u64 apart = 0;
-#pragma unroll
-  for (u32 k = 0; k < SOURCES; ++k) apart |= (u64)src[k] ^ (u64)dst[0];
-#pragma unroll
-  for (u32 k = 1; k < TARGETS; ++k) apart |= (u64)dst[k] ^ (u64)dst[0];
-  return apart % 16 == 0;
-}
-
 struct Tiles {
   u32 s = 0, phase = 0;  // of the next tile, the same in all threads
 

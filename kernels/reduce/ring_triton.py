@@ -29,14 +29,15 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from kernels.common import OperandError, check_whole, require
-from kernels.ipc.gather import VECTOR_BYTES
+from kernels.common import OperandError, require
+from kernels.ipc.grid import VECTOR_BYTES
 from kernels.ipc.push_triton import wait_word
 from kernels.ipc.reach import atomics_reason
 from kernels.ipc.signals import Step
 from kernels.reduce.config import KernelWay, Operands, ReduceConfig, suitable_ctas
 from kernels.reduce.elements import Element
 from kernels.reduce.message import AllReduceMessage
+from kernels.reduce.ring import check_slots
 from smfree.cuda import Kernel, TritonSource, triton_unavailable
 
 if TYPE_CHECKING:
@@ -155,9 +156,7 @@ class TritonRingConfig(ReduceConfig):
         for name in ("threads", "unroll"):
             value = getattr(self, name)
             require(value & (value - 1) == 0, f"{name} must be a power of two", value, "round it")
-        slots = check_whole("num_slots", self.num_slots)
-        rule = "num_slots must be at least 2: a slot is freed by a step that sends into one"
-        require(slots >= 2, rule, slots, "use 2")
+        check_slots(self.num_slots)
 
     @property
     def piece_bytes(self) -> int:
@@ -174,7 +173,7 @@ class TritonRingConfig(ReduceConfig):
     ) -> TritonSource:
         """What Triton compiles."""
         del more
-        layout, channels = workspace.lane.layout, workspace.channels
+        layout, slots = workspace.lane.layout, workspace.defines
         pointer = f"*{_TYPES[element]}"
         return TritonSource(
             ring_triton,
@@ -183,8 +182,8 @@ class TritonRingConfig(ReduceConfig):
                 "WORLD_SIZE": layout.world_size,
                 "PIECE": self.piece_bytes // element.bytes,
                 "NUM_SLOTS": self.num_slots,
-                "DATA": channels,
-                "ROOM": 2 * channels,
+                "DATA": slots["SIGNAL_RING_DATA"],
+                "ROOM": slots["SIGNAL_RING_ROOM"],
                 "PADS": layout.pads_offset,
                 "EPOCHS": layout.epochs_offset,
                 "RECORDS": layout.records_offset,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from kernels.common import require
-from kernels.reduce.config import MAX_CTAS, KernelWay, direct_reason
+from kernels.ipc.grid import MAX_CTAS
+from kernels.reduce.config import KernelWay, direct_reason
 from kernels.reduce.message import AllReduceMessage, pieces_of
 from kernels.reduce.ring import RingConfig, suitable_piece
 from kernels.reduce.trees import two_trees

@@ -15,7 +15,7 @@ from kernels.ipc.errors import GroupError
 from kernels.ipc.group import Group
 from kernels.reduce import reduce_scatter
 from kernels.reduce.elements import Element
-from kernels.reduce.message import chunk_of
+from kernels.reduce.message import share_of
 from kernels.reduce.order import expected
 from kernels.reduce.reduce_scatter import WAYS
 from kernels.reduce.ring import RingConfig
@@ -58,12 +58,6 @@ def _name(value: object) -> str:
     return "".join(map(str, value)) if isinstance(value, tuple) else str(value).replace(" ", "-")
 
 
-def bounds(rank: int, ranks: int, count: int, element: Element) -> tuple[int, int]:
-    """The elements of a rank's chunk."""
-    begin, end = chunk_of(count * element.bytes, element, ranks, rank)
-    return begin // element.bytes, end // element.bytes
-
-
 def configured(workspace: Workspace, way: str, element: Element, **values: Any) -> Any:
     """The way's configuration, made small."""
     config = reduce_scatter.throughput_config(workspace, way, 0)
@@ -85,7 +79,7 @@ class Operands:
         self._whole: list[DeviceArray] = []
         for member in workspace.group.members:
             rank, stream = member.rank, workspace.stream(member.rank)
-            begin, end = bounds(rank, len(data), count, element)
+            begin, end = share_of(count, len(data), rank)
             memory = member.device.empty(shift + count + 1, element.bits)
             src = memory[shift : shift + count]
             if count:
@@ -105,7 +99,7 @@ class Operands:
         """Every rank has its chunk, and what lies around is as it was."""
         total = expected(ORDER.get(way, way), self.data, self.element)
         for rank, dst in enumerate(self.dst):
-            begin, end = bounds(rank, len(self.data), len(total), self.element)
+            begin, end = share_of(len(total), len(self.data), rank)
             want, found = (canonical(bits, self.element) for bits in (total[begin:end], dst.numpy()))
             np.testing.assert_array_equal(found, want, err_msg=f"{way}, rank {rank}")
             rest, kept = self.src[rank].numpy(), self.data[rank].copy()

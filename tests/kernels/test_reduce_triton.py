@@ -195,7 +195,8 @@ def test_a_step_moves_vectors_and_signals_by_two_atomics(element: Element) -> No
     slot, to dst and the next dst, of a complete chunk."""
     from kernels.reduce.ring_triton import TritonRingConfig
 
-    space: Any = SimpleNamespace(lane=SimpleNamespace(layout=SignalLayout(4, 8)), channels=2)
+    slots = {"SIGNAL_RING_DATA": 2, "SIGNAL_RING_ROOM": 4}
+    space: Any = SimpleNamespace(lane=SimpleNamespace(layout=SignalLayout(4, 8)), defines=slots)
     image = compile_triton(TritonRingConfig(threads=64, unroll=2).source(space, element), (9, 0))
     (facts,) = image.functions.values()
     assert (facts.local_bytes, facts.spill_bytes) == (0, 0)
