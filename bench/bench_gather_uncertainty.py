@@ -14,7 +14,7 @@ import pytest
 
 from bench.bench_allgather import COPY_ENGINES, SLACK_BYTES, place
 from bench.peer_axes import ALLGATHER
-from bench.reruns import LARGEST_BYTES, Reruns, crossing, sensitivity
+from bench.reruns import LARGEST_BYTES, crossing, vary_pairs
 from kernels.ipc.allgather import allgather, prepare, throughput_config
 from kernels.ipc.group import Group
 from smfree.cuda import Device
@@ -24,7 +24,6 @@ from smfree.measure.log import RunLog
 from smfree.measure.nodes import open_node
 from smfree.measure.options import Axes
 from smfree.measure.ranks import several
-from smfree.measure.variants import gather_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +73,6 @@ def bench_gather_uncertainty(device: Device, point: Ranks, run_log: RunLog) -> N
     pool_bytes = point.ranks * LARGEST_BYTES + SLACK_BYTES
     try:
         with run_log.seconds.spend("run"), Group.local(node.devices, pool_bytes=pool_bytes) as group:
-            for pair in pairs:
-                parameters = gather_parameters(device, (pair.base.name, pair.challenger.name))
-                reruns = Reruns(node, group, pair, partial(seconds, group))
-                run_log.sensitivities.append(sensitivity(reruns, pair, parameters, run_log.jobs))
+            vary_pairs(run_log, node, group, pairs, partial(seconds, group))
     finally:
         node.close()

@@ -12,7 +12,7 @@ import pytest
 
 from bench.bench_gather_uncertainty import Ranks
 from bench.reductions import ALL, ONESHOT_BYTES, SCRATCH_BYTES, Job, place, pool_bytes
-from bench.reruns import LARGEST_BYTES, Reruns, crossing, sensitivity
+from bench.reruns import LARGEST_BYTES, crossing, vary_pairs
 from kernels.ipc.group import Group
 from kernels.reduce.allreduce import allreduce, prepare
 from kernels.reduce.elements import Element
@@ -26,7 +26,6 @@ from smfree.measure.options import Axes
 from smfree.measure.ranks import several
 from smfree.measure.records import Question
 from smfree.measure.sizes import by_way, changes_of_lead
-from smfree.measure.variants import gather_parameters
 
 RANKS = 4
 ELEMENT = Element.BF16
@@ -59,12 +58,9 @@ def bench_reduce_uncertainty(device: Device, point: Ranks, run_log: RunLog) -> N
     ]
     if not mine or several():
         return
-    changes = changes_of_lead(by_way(mine[0], SIZE))
+    changes = [set(pair) for pair in changes_of_lead(by_way(mine[0], SIZE))]
     pairs = [
-        pair
-        for pair in crossing(comparisons(mine[0]))
-        if (pair.base.name, pair.challenger.name) in changes
-        or (pair.challenger.name, pair.base.name) in changes
+        pair for pair in crossing(comparisons(mine[0])) if {pair.base.name, pair.challenger.name} in changes
     ]
     node = open_node(device.spec, point.ranks)
     room = pool_bytes(point.ranks, LARGEST_BYTES)
@@ -74,9 +70,6 @@ def bench_reduce_uncertainty(device: Device, point: Ranks, run_log: RunLog) -> N
             Group.local(node.devices, pool_bytes=room) as group,
             Workspace(group, scratch_bytes=SCRATCH_BYTES, oneshot_bytes=ONESHOT_BYTES) as workspace,
         ):
-            for pair in pairs:
-                parameters = gather_parameters(device, (pair.base.name, pair.challenger.name))
-                reruns = Reruns(node, group, pair, partial(seconds, workspace))
-                run_log.sensitivities.append(sensitivity(reruns, pair, parameters, run_log.jobs))
+            vary_pairs(run_log, node, group, pairs, partial(seconds, workspace))
     finally:
         node.close()

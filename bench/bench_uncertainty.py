@@ -7,9 +7,9 @@ crossover. Nothing is computed from a parameter: every time here is what the emu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import pytest
@@ -17,11 +17,11 @@ import pytest
 from bench.axes import ENGINES, LATENCY, THROUGHPUT
 from bench.bench_throughput import buffers_for
 from bench.pools import long_buffers
+from bench.reruns import Reruns
 from kernels.chain import Leg
 from kernels.engine import engine
 from smfree.cuda import Device
 from smfree.measure.answers import BASE, curves
-from smfree.measure.helpers import share
 from smfree.measure.log import RunLog
 from smfree.measure.options import Axes
 from smfree.measure.queue import DeviceQueue
@@ -29,7 +29,6 @@ from smfree.measure.records import Memory, Question
 from smfree.measure.timer import DeviceTimer
 from smfree.measure.variants import clock_parameters, varied
 from smfree.model.crossover import crossover, format_bytes
-from smfree.model.sensitivity import Shift, as_record, largest_first, shifts
 
 #: Steps of the short chains. A deterministic clock needs no more than to get past the first ones.
 STEPS = (2, 8)
@@ -68,9 +67,8 @@ class Chains:
         config = mover.latency_config(device.capabilities, tile_bytes, self.threads, self.leg)
         buffers = long_buffers(device, tile_bytes, self.memory)
         cycles = []
-        for steps in (
-            (max(STEPS), *STEPS) if self.memory is Memory.L2 else STEPS
-        ):  # the first walk warms the L2
+        warm = (max(STEPS),) if self.memory is Memory.L2 else ()  # the first walk fills it
+        for steps in (*warm, *STEPS):
             if self.memory is Memory.DRAM:
                 device.emulator.l2.flush()
             mover.chain(buffers.dst, buffers.pool, buffers.result, config=config, num_steps=steps)
@@ -92,9 +90,8 @@ class Copies:
     @property
     def id(self) -> str:
         flight = self.bytes_in_flight
-        return f"{self.challenger}-" + (
-            "best" if flight is None else f"{format_bytes(flight)}-in-flight"
-        ).replace(" ", "")
+        how = "best" if flight is None else f"{format_bytes(flight)}-in-flight".replace(" ", "")
+        return f"{self.challenger}-{how}"
 
     @property
     def key(self) -> Mapping[str, Any]:
@@ -142,31 +139,6 @@ def regimes(axes: Axes, spec: str) -> Iterable[Regime]:
             yield Copies(name, flight, throughput.threads)
 
 
-class Reruns:
-    """Times of the two engines by size and variation of the model; each is run once."""
-
-    def __init__(self, device: Device, regime: Regime) -> None:
-        self._device = device
-        self._regime = regime
-        self._known: dict[tuple[Any, ...], float] = {}
-
-    def pair(self, parameter: str | None, factor: float, tile_bytes: int) -> tuple[float, float]:
-        """(time of the LSU, time of the challenger), both in the regime's unit."""
-        return (
-            self._time(BASE, parameter, factor, tile_bytes),
-            self._time(self._regime.challenger, parameter, factor, tile_bytes),
-        )
-
-    def _time(self, name: str, parameter: str | None, factor: float, tile_bytes: int) -> float:
-        if parameter is not None and parameter not in clock_parameters(self._device, (name,)):
-            parameter, factor = None, 1.0
-        key = (name, parameter, factor, tile_bytes)
-        if key not in self._known:
-            with varied(self._device, parameter, factor):
-                self._known[key] = self._regime.run(self._device, name, tile_bytes)
-        return self._known[key]
-
-
 @pytest.mark.points.with_args(regimes)
 def bench_uncertainty(device: Device, point: Regime, run_log: RunLog) -> None:
     """Vary every clock parameter that these two engines can depend on, if their curves cross."""
@@ -186,14 +158,12 @@ def bench_uncertainty(device: Device, point: Regime, run_log: RunLog) -> None:
     crossing = crossover(found[BASE], found[point.challenger])
     if crossing.size_bytes is None or crossing.tie:  # where a lead of TIE begins is no change of leader
         return
-    parameters = clock_parameters(device, (BASE, point.challenger))
-
-    def each(vary: Callable[[str], Shift | None], names: Sequence[str]) -> list[Shift | None]:
-        return share(run_log.jobs, lambda number: vary(names[number]), len(names))
-
+    reruns = Reruns(
+        BASE, point.challenger, partial(point.run, device), partial(varied, device),
+        partial(clock_parameters, device),
+    )  # fmt: skip
     with run_log.seconds.spend("run"):
-        nominal, moved = shifts(crossing, parameters, sizes, Reruns(device, point).pair, each)
-    ordered = largest_first(nominal, moved) if nominal is not None else []
+        moved = reruns.sensitivity(crossing, sizes, reruns.parameters, run_log.jobs)
     run_log.sensitivities.append(
         {
             "device": device.spec,
@@ -201,7 +171,6 @@ def bench_uncertainty(device: Device, point: Regime, run_log: RunLog) -> None:
             "question": point.question.value,
             "challenger": point.challenger,
             "key": dict(point.key),
-            "crossover_bytes": crossing.size_bytes,
-            **as_record(nominal, ordered),
+            **moved,
         }
     )

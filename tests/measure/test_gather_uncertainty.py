@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from bench.bench_gather_uncertainty import Ranks, machines, seconds
 from bench.bench_reduce_uncertainty import machines as reduce_machines
 from bench.bench_reduce_uncertainty import seconds as reduce_seconds
-from bench.reruns import Reruns, sensitivity
+from bench.reruns import node_reruns
 from kernels.ipc.group import Group
 from kernels.reduce.workspace import Workspace
 from smfree.measure.nodes import open_node
 from smfree.measure.options import Axes
-from smfree.measure.records import Question
-from smfree.measure.sizes import Comparison
 from smfree.measure.variants import gather_parameters, varied_node
 from smfree.model.crossover import Curve, Outcome, crossover
 
@@ -28,29 +24,25 @@ SIZES = (32 * KIB, 256 * KIB)
 def test_links_move_the_crossover_and_the_node_is_as_it_was_afterwards() -> None:
     """The switch sends a multicast back to its sender: two shards pass a port where a push has one."""
     node = open_node("emu:h100", 2)
-    record: Any = SimpleNamespace(
-        device="emu:h100", folder="h100", key={"ranks": 2}, question=Question.ALLGATHER
-    )
     with Group.local(node.devices, pool_bytes=1024 * KIB) as group:
         run = partial(seconds, group)
-        empty: Any = SimpleNamespace(base=Curve("multicast", {}), challenger=Curve("sm.push", {}))
-        times = {size: Reruns(node, group, empty, run).pair(None, 1.0, size) for size in SIZES}
+        reruns = node_reruns(node, group, "multicast", "sm.push", run)
+        times = {size: reruns.pair(None, 1.0, size) for size in SIZES}
         base, challenger = (
             Curve(name, {size: (pair[i],) for size, pair in times.items()})
             for i, name in enumerate(("multicast", "sm.push"))
         )
-        pair = Comparison(record, base, challenger, crossover(base, challenger))
-        assert pair.result.outcome is Outcome.CROSSES
+        result = crossover(base, challenger)
+        assert result.outcome is Outcome.CROSSES
         before = node.devices[0].emulator.profile, node.devices[0].driver.node.links.profiles
-        row = sensitivity(Reruns(node, group, pair, run), pair, ["link.gbps", "shared.latency_cycles"], 1)
+        again = node_reruns(node, group, "multicast", "sm.push", run)
+        row = again.sensitivity(result, SIZES, ["link.gbps", "shared.latency_cycles"], 1)
         assert (node.devices[0].emulator.profile, node.devices[0].driver.node.links.profiles) == before
-        assert Reruns(node, group, pair, run).pair(None, 1.0, SIZES[0]) == pytest.approx(
-            times[SIZES[0]], rel=0.01
-        )
+        last = node_reruns(node, group, "multicast", "sm.push", run)
+        assert last.pair(None, 1.0, SIZES[0]) == pytest.approx(times[SIZES[0]], rel=0.01)
     node.close()
-    assert row["key"] == {"ranks": 2, "against": "multicast"} and row["challenger"] == "sm.push"
     # The two are within 1 % below the crossover, where the links' calendars repeat to half a per cent.
-    assert row["nominal_bytes"] == pytest.approx(pair.result.size_bytes, rel=0.4)
+    assert row["nominal_bytes"] == pytest.approx(result.size_bytes, rel=0.4)
     ((name, (slower, faster)),) = row["shifts"].items()
     assert name == "link.gbps" and slower < row["nominal_bytes"] < faster
 
@@ -82,8 +74,7 @@ def test_an_allreduce_runs_again_on_another_node() -> None:
         Group.local(node.devices, pool_bytes=2048 * KIB) as group,
         Workspace(group, scratch_bytes=256 * KIB, oneshot_bytes=64 * KIB) as workspace,
     ):
-        pair: Any = SimpleNamespace(base=Curve("oneshot", {}), challenger=Curve("twoshot", {}))
-        reruns = Reruns(node, group, pair, partial(reduce_seconds, workspace))
+        reruns = node_reruns(node, group, "oneshot", "twoshot", partial(reduce_seconds, workspace))
         size = 256 * KIB
         took_s = size / (node.devices[0].driver.node.links.gbps(0, 1) * 1e9)
         usual, slower = reruns.pair(None, 1.0, size), reruns.pair("link.gbps", 0.5, size)
