@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from smfree.emulator.errors import Unsupported
 from smfree.emulator.ptx import effects
 from smfree.emulator.ptx.ast import Kernel, LabelRef
-from smfree.emulator.ptx.flow import Flow, analyse
+from smfree.emulator.ptx.flow import KNOWN, Flow, analyse, flow_of
 from smfree.emulator.ptx.parser import parse
 from tests.emulator.ptx_kit import nvrtc_ptx
 
@@ -338,3 +338,14 @@ def test_reconvergence_points_are_what_paths_say(steps: Steps) -> None:
 def _reaches_first(k: Kernel, branch: int, pc: int, meet: int) -> bool:
     """Whether every way from the branch to ``meet`` passes ``pc`` first."""
     return all(not _reaches(k, way, meet, pc) for way in _next_pcs(k, branch))
+
+
+def test_a_function_is_analysed_once_and_another_of_the_same_text_for_itself() -> None:
+    """They are kept by identity: enough new ones push out the oldest."""
+    body = "@%p1 bra A; mov.u32 %r1, 1; A: ret;"
+    first = kernel(body)
+    found = flow_of(first)
+    assert flow_of(first) is found and found == analyse(first)
+    others = [flow_of(kernel(body)) for _ in range(KNOWN)]
+    assert all(other == found and other is not found for other in others)
+    assert flow_of(first) == found and flow_of(first) is not found

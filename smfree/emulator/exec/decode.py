@@ -19,7 +19,7 @@ from smfree.emulator.exec.special import TIMED_REGISTERS, reader
 from smfree.emulator.exec.table import HANDLERS, Access, Arithmetic, Kind, Visible
 from smfree.emulator.exec.values import UINT, select, storage, width
 from smfree.emulator.ptx import ast
-from smfree.emulator.ptx.flow import Flow, analyse
+from smfree.emulator.ptx.flow import Flow, flow_of
 
 
 @dataclass
@@ -215,7 +215,7 @@ class Decoder:
 
     def program(self) -> Program:
         """Decode the whole kernel."""
-        flow = analyse(self.kernel)
+        flow = flow_of(self.kernel)
         instrs = self.kernel.instrs
         decoded = [self._decode(pc, flow) for pc in range(len(instrs))]
         leaders = set(flow.leaders)

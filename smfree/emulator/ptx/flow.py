@@ -71,6 +71,22 @@ class Flow:
         return node == above
 
 
+KNOWN = 256
+"""Functions whose control flow is kept: parsed texts are shared by all devices and launches."""
+_known: dict[int, tuple[Function, Flow]] = {}
+
+
+def flow_of(function: Function) -> Flow:
+    """:func:`analyse`, once for each function. They are told apart by identity, which is theirs while they
+    are kept here."""
+    found = _known.get(id(function))
+    if found is None:
+        while len(_known) >= KNOWN:
+            _known.pop(next(iter(_known)), None)
+        found = _known[id(function)] = function, analyse(function)
+    return found[1]
+
+
 def analyse(function: Function) -> Flow:
     """The control flow of ``function``.
 
