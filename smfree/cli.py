@@ -109,7 +109,10 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _number(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 <= value < math.inf:  # NaN fails, too
         raise argparse.ArgumentTypeError(f"a number from 0 on is needed (got {text})")
     return value

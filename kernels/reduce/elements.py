@@ -19,18 +19,16 @@ class Element(Enum):
 
     @classmethod
     def of(cls, dtype: object) -> Element:
-        """For a name, a numpy dtype or an Element. Raises ConfigError."""
+        """For a name, a numpy or torch dtype or an Element. Raises ConfigError."""
         if isinstance(dtype, cls):
             return dtype
-        name = dtype if isinstance(dtype, str) else None
-        if name is None:
-            try:
-                name = np.dtype(dtype).name  # type: ignore[call-overload]
-            except TypeError:
-                name = str(dtype)
+        is_numpy = isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic))
+        name = np.dtype(dtype).name if is_numpy else str(dtype).removeprefix("torch.")  # type: ignore[call-overload]
         known = [element.value for element in cls]
         if name not in known:
-            raise ConfigError(f"dtype is one of {', '.join(known)} (got {name!r}); convert the data")
+            raise ConfigError(
+                f"dtype is one of {', '.join(known)} (got {name!r}); pass such a name, or convert the data"
+            )
         return cls(name)
 
     @property

@@ -44,7 +44,7 @@ class Ways:
 
     def find(self, group: Group, name: str) -> Way:
         """Raise GroupError for a way that there is not, ConfigError for one that the group cannot go."""
-        if name not in self._ways:
+        if name not in self.names:
             raise GroupError(
                 f"{self._collective} goes one of the ways {', '.join(self.names)} (got {name!r})"
             )

@@ -127,8 +127,11 @@ class Link:
     bytes_per_s: float
 
     def __post_init__(self) -> None:
-        if not (0 < self.alpha_s < math.inf and 0 < self.bytes_per_s < math.inf):
-            raise ValueError(f"a link has a start-up and a rate above 0 (got {self}); measure them")
+        if not (0 < self.alpha_s < math.inf and 1 <= self.bytes_per_s < math.inf):
+            raise ValueError(
+                f"a link has a start-up above 0, and a rate of a byte per second or more (got {self}); "
+                "measure them"
+            )
 
     @property
     def critical_bytes(self) -> float:

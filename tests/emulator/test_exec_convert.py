@@ -119,6 +119,14 @@ def test_swapping_the_halves_of_a_register_in_place() -> None:
     assert execute(body).out.tolist() == [t * 65537 + 99 for t in range(32)]
 
 
+def test_half_a_pack_that_nothing_writes_may_be_dropped_and_not_read() -> None:
+    """Compilers fill a pair with a register that has no value, where they want the other half only."""
+    body = "mov.b64 %rd10, {%r2, %r11};\nmov.b64 {%r12, TAKEN}, %rd10;\nst.global.u32 [%rd3], %r12;"
+    assert execute(body.replace("TAKEN", "_")).out.tolist() == list(range(32))
+    with report("%r11", "never written", rule="register.undefined"):
+        execute(body.replace("TAKEN", "%r13"))
+
+
 _REFUSED = [
     "cvt.rz.f32.f64 %r10, %rd0;", "cvt.rni.f32.f32 %r10, %r2;", "cvt.sat.f32.f32 %r10, %r2;",
     "cvt.rn.ftz.f32.f64 %r10, %rd0;", "cvt.rn.relu.bf16.f32 %h1, %r2;",

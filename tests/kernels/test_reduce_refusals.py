@@ -125,11 +125,11 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[Call], Any]]] = {
     ),
     # type, way, configuration
     "dtype-unknown": (
-        ConfigError, "dtype is one of float32, float16, bfloat16 (got 'float64'); convert the data",
+        ConfigError, "dtype is one of float32, float16, bfloat16 (got 'float64'); pass such a name, or",
         lambda c: c.reduce(dtype=np.float64),
     ),
     "dtype-no-type": (
-        ConfigError, "dtype is one of float32, float16, bfloat16 (got 'no type'); convert the data",
+        ConfigError, "dtype is one of float32, float16, bfloat16 (got 'no type'); pass such a name, or",
         lambda c: c.reduce(dtype="no type"),
     ),
     "way-unknown": (

@@ -245,5 +245,5 @@ def test_what_is_not_known_is_refused() -> None:
     for call in (partial(expected_steps, "star", 8), partial(expected_sent_bytes, "star", 8, 4, 8, 0)):
         with pytest.raises(ValueError, match=r"costs are known of ring, .* \(got 'star'\); name one of them"):
             call()
-    with pytest.raises(ValueError, match=r"a start-up and a rate above 0 \(got .*bytes_per_s=0"):
+    with pytest.raises(ValueError, match=r"a start-up above 0, and a rate of .* \(got .*bytes_per_s=0"):
         Link(1e-6, 0)

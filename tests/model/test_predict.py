@@ -96,7 +96,10 @@ def test_costs_are_those_of_the_model() -> None:
         ("--bytes 8 --ranks 1", "1 to 1e+18 bytes on 2 to 1048576 ranks (got 8 on 1); change them"),
         ("--bytes 1e30 --ranks 8", "1 to 1e+18 bytes on 2 to 1048576 ranks (got 1e+30 on 8); change them"),
         ("--bytes 8 --ranks 8 --node-size 0", "a node has 1 rank or more (got 0); use 8"),
-        ("--bytes 8 --ranks 8 --beta-gbps 0", "a link has a start-up and a rate above 0"),
+        (
+            "--bytes 8 --ranks 8 --beta-gbps 0",
+            "a link has a start-up above 0, and a rate of a byte per second or more",
+        ),
     ],
 )
 def test_what_is_refused(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

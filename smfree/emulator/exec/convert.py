@@ -21,7 +21,7 @@ from smfree.emulator.exec.values import (
     typed,
     width,
 )
-from smfree.emulator.ptx import ast
+from smfree.emulator.ptx import ast, effects
 
 if TYPE_CHECKING:
     from smfree.emulator.exec.decode import Decoder
@@ -48,16 +48,34 @@ def _pack(dec: Decoder, target: ast.Operand, source: ast.Vector, ptx_type: str) 
         raise dec.refuse("128-bit registers")
     part = width(ptx_type) // len(source.elems)
     d = dec.dst(target)
-    parts = [dec.src(e, f"b{part}") for e in source.elems]
+    parts = [
+        (dec.src(e, f"b{part}"), i * part)
+        for i, e in enumerate(source.elems)
+        if not _nobody_cares(dec, target, i, e)
+    ]
     kind = storage(ptx_type)
 
     def act(r: Regs, g: Group) -> None:
         out: Any = kind(0)
-        for i, p in enumerate(parts):
-            out = out | (r[p].astype(kind) << kind(i * part))
+        for p, shift in parts:
+            out = out | (r[p].astype(kind) << kind(shift))
         r[d] = out
 
     return act
+
+
+def _nobody_cares(dec: Decoder, target: ast.Operand, index: int, element: ast.Operand) -> bool:
+    """Whether part ``index`` of a pack is a register that nothing ever writes, and all who read the pack drop
+    that part. Compilers fill a pair so that has one value only."""
+    if not isinstance(element, ast.Reg) or not isinstance(target, ast.Reg) or element.name in dec.written:
+        return False
+    readers = [ins for ins in dec.kernel.instrs if target.name in effects.reads(ins)]
+    return all(
+        ins.opcode == "mov"
+        and isinstance(ins.operands[0], ast.Vector)
+        and isinstance(ins.operands[0].elems[index], ast.Sink)
+        for ins in readers
+    )
 
 
 def _unpack(dec: Decoder, target: ast.Vector, source: ast.Operand, ptx_type: str) -> Arithmetic:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from smfree.emulator.exec.lanes import Group
 from smfree.emulator.exec.special import TIMED_REGISTERS, reader
 from smfree.emulator.exec.table import HANDLERS, Access, Arithmetic, Kind, Visible
 from smfree.emulator.exec.values import UINT, select, storage, width
-from smfree.emulator.ptx import ast
+from smfree.emulator.ptx import ast, effects
 from smfree.emulator.ptx.flow import Flow, flow_of
 
 
@@ -83,6 +84,11 @@ class Decoder:
         self._special_reads: list[Arithmetic] = []
         self._reads_time = False
         self._destinations: list[int] = []
+
+    @cached_property
+    def written(self) -> frozenset[str]:
+        """Registers that some instruction of the kernel writes."""
+        return frozenset().union(*map(effects.writes, self.kernel.instrs))
 
     # ---------------------------------------------------------------- operands
 
