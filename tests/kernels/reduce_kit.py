@@ -171,6 +171,10 @@ class Operands:
             self.workspace, self.dst, self.src, dtype=self.element, way=way, config=config
         )
 
+    def free(self) -> None:
+        """Give dst back to the pool."""
+        self._whole.free()
+
     def check(self, way: str) -> None:
         """Every rank has the sum that ``way`` makes."""
         check_sums(way, [self.found(rank) for rank in range(len(self.data))], self.data, self.element)

@@ -1,14 +1,11 @@
 """One line of a reduction wrong: what sums it gives, under which schedule; the right kernel is clean there.
 
 What only hardware can show is not here: a relaxed acquire, a relaxed room word (its reads are done when they
-are issued), a missing fence between proxies. Of trees, more is in test_reduce_tree.py.
+are issued), a missing fence between proxies.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -17,23 +14,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kernels.common import KERNELS
 from kernels.reduce import allreduce, reduce_scatter
-from kernels.reduce.config import ReduceConfig
 from kernels.reduce.elements import Element
 from kernels.reduce.message import chunk_of
 from kernels.reduce.order import expected
-from smfree.cuda import CudaSource
-from tests.kernels.mutant_kit import reported
+from tests.kernels.mutant_kit import edited, reported
 from tests.kernels.reduce_kit import SMALL, inputs, reduce_group
 
 Edits = tuple[tuple[str, str], ...]
 STALE = 0x3C
 CONFIG = {**SMALL, "ctas": 1, "unroll": 1, "tile_bytes": 128}
-
-FILES = {"ring.sm": "ring.cu", "ring.tma": "ring_bulk.cu", "tree": "tree.cu", "oneshot": "oneshot.cu",
-         "twoshot": "twoshot.cu", "direct": "twoshot.cu", "nvls": "nvls.cu"}  # fmt: skip
-"""The kernel of each way."""
 
 
 @dataclass(frozen=True)
@@ -49,39 +39,6 @@ class Calls:
     scatter: bool = False
     then: str = ""
     config: tuple[tuple[str, int], ...] = ()
-
-
-def flattened(text: str, seen: set[str]) -> str:
-    """With the headers in it, each once."""
-
-    def header(found: re.Match[str]) -> str:
-        name = found[1]
-        if name in seen:
-            return ""
-        seen.add(name)
-        return flattened((KERNELS / "include" / name).read_text().replace("#pragma once", ""), seen)
-
-    return re.sub(r'^#include "(\w+\.cuh)"$', header, text, flags=re.MULTILINE)
-
-
-@contextmanager
-def mutated(way: str, edits: Edits) -> Iterator[None]:
-    """Other texts in the kernel of a way, or in its headers."""
-    right = ReduceConfig.source
-
-    def wrong(config: ReduceConfig, *args: Any) -> CudaSource:
-        source = right(config, *args)
-        if config.file != FILES[way]:
-            return source
-        text = flattened(source.read().decode(), set())
-        for old, new in edits:
-            assert text.count(old) == 1, f"{old!r} stands once in {source.name}"
-            text = text.replace(old, new)
-        return CudaSource(source.path, dict(source.defines), text=text)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ReduceConfig, "source", wrong)
-        yield
 
 
 def whole_numbers(ranks: int, count: int, call: int) -> list[NDArray[np.uint32]]:
@@ -146,6 +103,7 @@ DIRECT_EXIT = ("if (sync_ranks(signals, SIGNAL_STEP_EXIT)) close_signals", "clos
 NVLS_ENTRY = "  if (!sync_aliases(signals, SIGNAL_STEP_ENTRY)) return;"
 NVLS_EXIT = "  if (!sync_aliases(signals, SIGNAL_STEP_EXIT)) return;"
 LARGE = (("piece_bytes", 2048),)
+TREE = (("ctas", 4), ("piece_bytes", 256))
 WIDE = (("ctas", 2), ("unroll", 2))
 ALONE = (("threads", 32), ("piece_bytes", 4096))
 EARLY = """
@@ -192,6 +150,15 @@ WRONG: dict[str, tuple[Edits, Calls]] = {
     "twoshot: relaxed signals": (
         (("{ st_release_sys(signals.theirs,", "{ st_relaxed_sys(signals.theirs,"),),
         Calls("twoshot", "async-latest")),
+    "tree: no wait for room": (
+        (("if (!room || k >= NUM_SLOTS)", "if (!room)"),),
+        Calls("tree", "producer-ahead", ranks=4, count=500, calls=1, config=TREE)),
+    "tree: no wait for the broadcast": (
+        (("threadIdx.x < 3 && speaker", "threadIdx.x < 3 && up && speaker"),),
+        Calls("tree", "timed", ranks=4, count=500, calls=1, config=TREE)),
+    "tree: no bar.sync before the signal": (
+        (("__syncthreads();  // the accesses of all threads, before a few", "// before a few"),),
+        Calls("tree", "random", ranks=3, count=700, calls=1, config=(("ctas", 4), *LARGE))),
     "tree: relaxed signals": (
         (("st_release_sys(speaker.theirs,", "st_relaxed_sys(speaker.theirs,"),),
         Calls("tree", "async-latest", ranks=3, count=100, calls=1, config=(("ctas", 4),))),
@@ -210,7 +177,7 @@ SEEDS = range(1, 20)
 def test_the_sums_are_wrong(name: str) -> None:
     edits, calls = WRONG[name]
     seeds = SEEDS if calls.schedule == "random" else [0]
-    with mutated(calls.way, edits):
+    with edited(calls.way, *edits):
         shown = next((seed for seed in seeds if any(wrong_sums(calls, seed).values())), None)
     assert shown is not None
     assert right_is_clean(calls, shown)
@@ -219,7 +186,7 @@ def test_the_sums_are_wrong(name: str) -> None:
 def test_a_stage_that_is_refilled_before_its_stores_have_read_it() -> None:
     calls = Calls("ring.tma", "producer-ahead", count=1000, calls=1, config=LARGE)
     with (
-        mutated("ring.tma", (("cp_async_bulk_wait_group_read<DEFER>();", ""),)),
+        edited("ring.tma", ("cp_async_bulk_wait_group_read<DEFER>();", "")),
         reported("overwrites the source of the cp.async.bulk store", "ring_bulk.cu", "has not been read yet"),
     ):
         wrong_sums(calls)
@@ -230,7 +197,7 @@ def test_a_piece_that_is_signalled_when_its_stores_have_only_been_read() -> None
     """The next rank loads what is still under way to it."""
     calls = Calls("ring.tma", "async-latest")
     with (
-        mutated("ring.tma", (("cp_async_bulk_wait_group<0>();", "cp_async_bulk_wait_group_read<0>();"),)),
+        edited("ring.tma", ("cp_async_bulk_wait_group<0>();", "cp_async_bulk_wait_group_read<0>();")),
         reported("cp.async.bulk load reads", "has yet to write", "wait_group, not .read"),
     ):
         wrong_sums(calls)
@@ -246,7 +213,7 @@ def test_sums_kept_in_the_element_have_other_bits_but_for_a_ring(element: Elemen
     for way, differs in (("twoshot", True), ("ring.sm", False)):
         with (
             reduce_group(3) as (group, space),
-            mutated(way, ((every, f"{every}, sums = widen(narrow(sums))"),)),
+            edited(way, (every, f"{every}, sums = widen(narrow(sums))")),
         ):
             dst = group.symmetric(data[0].nbytes, "dst")
             config = configured(allreduce, space, way, dst.nbytes, ())

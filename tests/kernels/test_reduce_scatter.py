@@ -47,11 +47,13 @@ AXES = {
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "row" in metafunc.fixturenames:
         schedules = {"schedule": SCHEDULES} if metafunc.config.getoption("--full-product") else {}
-        found = [*rows({**AXES, **schedules}, metafunc.config), *ONE_RANK]
+        found = [*rows({**AXES, **schedules}, metafunc.config), *OTHERS]
         metafunc.parametrize("row", found, ids=["-".join(map(_name, row.values())) for row in found])
 
 
-ONE_RANK = [{**{name: axis[-1] for name, axis in AXES.items()}, "ranks": 1, "dst": "apart"}]
+LAST = {name: axis[-1] for name, axis in AXES.items()}
+OTHERS = [{**LAST, "ranks": 1, "dst": "apart"}, {**LAST, "way": "direct", "ranks": 5, "length": "N-1"}]
+"""More and fewer ranks."""
 
 
 def _name(value: object) -> str:

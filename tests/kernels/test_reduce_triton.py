@@ -64,8 +64,7 @@ def twin(
         (2, 3, Element.BF16, "async-latest"),
         (3, 3, Element.F16, "random"),
         (3, 2, Element.BF16, "producer-ahead"),
-        (4, 1, Element.BF16, "random"),
-        (8, 1, Element.F16, "timed"),
+        (4, 1, Element.BF16, "timed"),
     ],
     ids=lambda value: value.name if isinstance(value, Element) else str(value),
 )

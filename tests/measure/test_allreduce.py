@@ -222,7 +222,7 @@ def test_what_is_sent_has_no_signals_in_it() -> None:
     assert reduced_bytes([reduced("ring.sm", KIB, 9.0)]) == "", "a real GPU counts nothing"
 
 
-RANKS, COUNT = 4, 2048
+RANKS, COUNT = 4, 1024
 BF16 = Element.BF16
 
 
@@ -259,11 +259,11 @@ def test_every_way_sends_what_it_does_on_paper(workspace: Workspace, way: str) -
 
 
 @pytest.mark.parametrize(("reduction", "steps"), [(ALL, 6), (SCATTER, 3)], ids=["allreduce", "scatter"])
-@pytest.mark.parametrize(("ctas", "piece_bytes"), [(1, 1024), (2, 256)])
+@pytest.mark.parametrize(("ctas", "piece_bytes"), [(1, 512), (2, 128)])
 def test_a_rings_steps_are_counted_per_piece(
     workspace: Workspace, reduction: Reduction, steps: int, ctas: int, piece_bytes: int
 ) -> None:
-    """Chunks of 1 KiB in one piece, and in two of each of two channels."""
+    """Chunks of 512 bytes in one piece, and in two of each of two channels."""
     one = job(workspace, reduction)
     place(one)
     before = ring_sends(one)
