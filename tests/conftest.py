@@ -36,6 +36,10 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 5, 5)
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # so that the interpreter's end finds it
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parametrize(metafunc, "node", ["emu:h100"], "cuda")
 
