@@ -355,9 +355,7 @@ def test_a_rank_between_processes_that_launches_nothing_is_named() -> None:
     assert {type(errors[0]), type(errors[2])} <= {PeerLost, CollectiveTimeout}
     assert any(isinstance(error, CollectiveTimeout) for error in errors)
     for rank in (0, 2):
-        words = (
-            f"rank {rank} waits for rank 1 at the entry barrier: CTA 0 and 2 more, epoch 1 wanted, 0 seen"
-        )
+        words = f"rank {rank} waits for rank 1 at the entry barrier: CTA 0 and 2 more, epoch 1 wanted, 0 seen"
         assert words in str(errors[rank])
 
 
