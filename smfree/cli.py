@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from smfree.model.collectives import NVLINK_4, RDMA_400G, Link
-from smfree.model.predict import Cluster, prediction_text
+from smfree.model.predict import Cluster, bytes_of, prediction_text
 from smfree.results.compare import Limits, Verdict, compare_runs
 from smfree.results.report import comparison_text
 from smfree.results.store import load_run
@@ -72,7 +72,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         description="Steps, bytes sent per rank, times, who is fastest, and many nodes. All times are "
         "modelled. The default links are those often quoted, not measured.",
     )
-    predict.add_argument("--bytes", type=_number, required=True, metavar="S", help="of a rank, as 140e9")
+    predict.add_argument(
+        "--bytes", type=_bytes, required=True, metavar="S", help="of a rank, as 140e9, 64KiB or 1GB"
+    )
     predict.add_argument("--ranks", type=int, required=True, metavar="N")
     predict.add_argument("--node-size", type=int, default=8, metavar="N", help="default: %(default)s ranks")
     for name, flag, where, link in (
@@ -116,6 +118,13 @@ def _number(text: str) -> float:
     if not 0 <= value < math.inf:  # NaN fails, too
         raise argparse.ArgumentTypeError(f"a number from 0 on is needed (got {text})")
     return value
+
+
+def _bytes(text: str) -> float:
+    try:
+        return bytes_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def compare_files(old: Path, new: Path, limits: Limits, *, everything: bool = False) -> int:

@@ -155,19 +155,22 @@ def comparisons(records: Sequence[Record]) -> list[Comparison]:
 
 
 def meeting(base: Curve, challenger: Curve) -> str:
-    """Where the lines of two ways meet, and who is faster beyond; "-" without three sizes of both. Beyond the
-    sizes that both were fitted from it is a guess, and said so."""
+    """At which messages the challenger's line is below the base's; "-" without three sizes of both. Where
+    they meet outside the sizes that both were fitted from, no size is said: it would be a guess."""
     if min(len(base.samples), len(challenger.samples)) < 3:
         return "-"
     one, other = hockney(base), hockney(challenger)
     later, sooner = other.alpha - one.alpha, 1 / one.beta - 1 / other.beta
-    if sooner == 0 or later / sooner <= 0:
-        return "nowhere"
+    if sooner == 0 or later / sooner <= 0:  # they do not meet
+        return "everywhere" if later < 0 or sooner > 0 else "nowhere"
     place = later / sooner
     low = max(one.range_bytes[0], other.range_bytes[0])
     high = min(one.range_bytes[1], other.range_bytes[1])
-    guess = "" if low <= place <= high else " (not run)"
-    return f"{'from' if sooner > 0 else 'below'} {format_bytes(place)}{guess}"
+    if low <= place <= high:
+        return f"{'from' if sooner > 0 else 'below'} {format_bytes(place)}"
+    if (place < low) == (sooner > 0):
+        return "at all that was run"
+    return "beyond what was run" if sooner > 0 else "below what was run"
 
 
 def reduction_answers(log: RunLog) -> str:
@@ -195,12 +198,11 @@ def reduction_answers(log: RunLog) -> str:
         parts.append(tabulate(rows, headers=headers, disable_numparse=True))
     parts.append(
         "Between two sizes the logarithm of the times' ratio is interpolated; lines: T = alpha + S / beta. "
-        "(not run): where nothing was\nrun, so the lines are only gone along. "
-        f"Within {TIE:.0%} of the fastest counts as fastest. Who adds on SMs takes them from other work, "
+        f"Within {TIE:.0%} of the fastest counts as fastest.\nWho adds on SMs takes them from other work, "
         "which no time here shows."
     )
     if any(record.modelled for mine in by_machine(log.records) for record in mine):
-        parts[-1] += " --axes full varies the model's\nparameters, too."
+        parts[-1] += " --axes full varies the model's parameters, too."
     shifted = shift_table(log, tuple(NAMES), _regime)
     return "\n\n".join(parts) + (f"\n{shifted}" if shifted else "")
 

@@ -75,6 +75,7 @@ def reduced_bytes(records: Sequence[Record]) -> str:
         row = [
             record.key["way"],
             _steps(record),
+            str(record.config["ctas"]),
             f"{max(amounts(record, 'peer_signals')):.0f}",
             f"{sum(sent) / len(sent) / size:.2f} ({expected / size:.2f})",
             f"{max(sent) / size:.2f}",
@@ -85,20 +86,20 @@ def reduced_bytes(records: Sequence[Record]) -> str:
         return ""
     first = records[0]
     headers = [
-        "way", "steps\n(paper)", "signals\nsent", "link sent,\nmean (paper)",
+        "way", "steps\n(formula)", "CTAs", "signals\nsent", "link sent,\nmean (formula)",
         "by the rank\nwith most", *COLUMNS,
     ]  # fmt: skip
-    text = tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", *["right"] * 9))
+    text = tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", *["right"] * 10))
     return text + (
         f"\nmessages of {format_bytes(first.key['message_bytes'])} of {first.key['dtype']} per rank, N = "
-        f"{first.key['ranks']}; steps and signals are numbers, all else is counted in messages, of the "
-        "rank with most.\n(paper): sends that wait for each other, of a ring also counted, and bytes that a "
-        "rank sends; signals are 4 bytes each and not in what is sent.\nMemory: DRAM, for kernels, the L2 "
-        "cold; copy engines ask the L2, each time. No clock involved"
+        f"{first.key['ranks']}; steps, CTAs and signals are numbers, all else is in messages, of the rank with "
+        "most.\nCounted; in parentheses: what the formula says. Steps: sends that wait for each other; counted "
+        "for rings only.\nSignals: of all CTAs together, to every peer; 4 bytes each, not in what the link "
+        "sent.\nMemory: DRAM, for kernels, the L2 cold; copy engines ask the L2, each time. No clock involved"
     )
 
 
 def _steps(record: Record) -> str:
-    """Counted where the signals tell, and on paper."""
+    """Counted where the signals tell, and by the formula."""
     counted = record.config.get("steps")
-    return ("" if counted is None else f"{counted:g} ") + f"({steps_of(record)})"
+    return ("-" if counted is None else f"{counted:g}") + f" ({steps_of(record)})"

@@ -145,7 +145,7 @@ class Link:
 
 NVLINK_4 = Link(0.8e-6, 450e9)
 RDMA_400G = Link(12e-6, 45e9)
-"""As the founding notes have them: often quoted, not measured here."""
+"""Often quoted, not measured here."""
 
 
 @dataclass(frozen=True, slots=True)

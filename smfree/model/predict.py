@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +24,11 @@ from smfree.model.collectives import (
 from smfree.results.report import time_text
 
 NOTES = {NVLINK_4: "NVLink 4", RDMA_400G: "400G RDMA"}
-"""The links of the founding notes."""
+"""Links with numbers that are often quoted."""
 NODES = (2, 4, 16, 64, 256, 1024)
 """Of the table that extrapolates."""
 MAX_BYTES, MAX_RANKS = 10**18, 1 << 20
+_PREFIXES = "kmgt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +82,16 @@ def prediction_text(cluster: Cluster, nbytes: float, ranks: int) -> str:
     costs = cluster.costs(nbytes, ranks)
     nodes = -(-ranks // cluster.node_ranks)
     where = "one node" if nodes == 1 else f"{nodes} nodes of {cluster.node_ranks}"
+    across = _link_line("between nodes", cluster.across)
     flat = "ring and tree know nothing of nodes: all their steps are taken to go between nodes"
     lines = [
-        f"AllReduce of {decimal(nbytes)} on {ranks} ranks, {where}; modelled: steps x alpha + bytes / beta",
+        f"AllReduce of {decimal(nbytes)} on {ranks} ranks: {where}; modelled: steps x alpha + bytes / beta",
         "",
         _link_line("in a node", cluster.inside),
-        _link_line("between nodes", cluster.across),
+        *([across] if nodes > 1 else []),
         "",
         _table(costs),
+        "piece: what a tree sends at a time; algbw: bytes / T; busbw: algbw x 2 (N - 1)/N, compares with beta",
         *([flat] if nodes > 1 else []),
         "",
         f"fastest: {_fastest(costs)}",
@@ -95,6 +99,7 @@ def prediction_text(cluster: Cluster, nbytes: float, ranks: int) -> str:
         *_trap(cluster.link(ranks), nbytes, costs),
         "",
         f"{decimal(nbytes)} on other numbers of nodes, modelled:",
+        *([across] if nodes == 1 else []),
         "",
         _nodes_table(cluster, nbytes),
     ]
@@ -109,8 +114,20 @@ def decimal(nbytes: float) -> str:
     return f"{nbytes:.4g} B"
 
 
+def bytes_of(text: str) -> float:
+    """The number of bytes that a text says: 140e9, 1GB, 64 KiB. Raises ValueError."""
+    found = re.fullmatch(r"(\d+\.?\d*(?:e\+?\d+)?)\s*(?:(?:([kmgt])(i?))?b)?", text.strip().lower())
+    if found is None:
+        raise ValueError(
+            f"a size is a number of bytes from 0 on, also with a unit (got {text}); write 140e9, 64KiB or 1GB"
+        )
+    number, prefix, binary = found.groups()
+    power = _PREFIXES.index(prefix) + 1 if prefix else 0
+    return float(number) * (1024 if binary else 1000) ** power
+
+
 def _link_line(place: str, link: Link) -> str:
-    source = f"founding notes: {NOTES[link]}, not measured" if link in NOTES else "as given"
+    source = f"{NOTES[link]}: often quoted, not measured" if link in NOTES else "as given"
     return (
         f"{place + ':':15}alpha {link.alpha_s * 1e6:g} us, beta {link.bytes_per_s / 1e9:g} GB/s, "
         f"S* {decimal(link.critical_bytes)} ({source})"

@@ -160,8 +160,15 @@ def test_rivals_are_compared_each_with_each_and_their_lines_meet_where_they_shou
     assert meeting(found["ring.sm"], found["oneshot"]) == "below 521 KiB"
     slow = by_way(on_line("slow", 20.0, 40.0), SIZE)["slow"]
     far = by_way(on_line("far", 90.0, 60.0), SIZE)["far"]
-    assert meeting(found["oneshot"], far) == "from 24.6 MiB (not run)", "86 us / (1/50 - 1/60)"
-    assert meeting(found["oneshot"], slow) == meeting(slow, found["oneshot"]) == "nowhere"
+    assert meeting(found["oneshot"], far) == "beyond what was run", "86 us / (1/50 - 1/60) = 24.6 MiB"
+    assert meeting(far, found["oneshot"]) == "at all that was run"
+    near = by_way(on_line("near", 4.005, 60.0), SIZE)["near"]
+    assert meeting(found["oneshot"], near) == "from 1.46 KiB", "0.005 us / (1/50 - 1/60)"
+    close = by_way(on_line("close", 4.001, 60.0), SIZE)["close"]
+    assert meeting(found["oneshot"], close) == "at all that was run", "0.001 us / (1/50 - 1/60) = 300 B"
+    assert meeting(close, found["oneshot"]) == "below what was run"
+    assert meeting(found["oneshot"], slow) == "nowhere"
+    assert meeting(slow, found["oneshot"]) == "everywhere"
 
 
 def test_who_should_reduce_is_said_by_size() -> None:
@@ -212,10 +219,11 @@ def test_what_is_sent_has_no_signals_in_it() -> None:
         "peer_signals": [9.0] * 4,
     }
     one = reduced("ring.sm", KIB, 9.0, per_rank=counted)
+    one.config["ctas"] = 3
     one.counters = {"launches": 1}
     assert sent_bytes(one) == [1536, 1536, 1536, 1500]
     (row,) = cells(reduced_bytes([one]), "ring.sm")
-    assert row[1:6] == ["(6)", "9", "1.49", "(1.50)", "1.50"]
+    assert row[1:8] == ["-", "(6)", "3", "9", "1.49", "(1.50)", "1.50"]
     one.config = {**one.config, "steps": 7.0}
     (row,) = cells(reduced_bytes([one]), "ring.sm")
     assert row[1:3] == ["7", "(6)"], "what was counted is told, whatever the paper says"

@@ -1,4 +1,4 @@
-"""Costs of collectives: those of the founding notes, and what holds for all sizes and numbers of ranks."""
+"""Costs of collectives: numbers that are often quoted, and what holds for all sizes and numbers of ranks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def name_of(algorithm: Algorithm) -> str:
     return algorithm(1, 2, NVLINK_4).algorithm
 
 
-# ---- the founding notes -----------------------------------------------------------------------------
+# ---- numbers often quoted ---------------------------------------------------------------------------
 
 
 def test_gradients_of_140_gb_around_512_ranks() -> None:

@@ -1,4 +1,4 @@
-"""``smfree predict``: the founding notes' examples, other links, and what is refused."""
+"""``smfree predict``: examples with links often quoted, other links, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from smfree.cli import main
 from smfree.model.collectives import Link, hierarchical, ring, tree
-from smfree.model.predict import NODES, Cluster, decimal
+from smfree.model.predict import NODES, Cluster, bytes_of, decimal
 
 
 def predicted(capsys: pytest.CaptureFixture[str], arguments: str) -> str:
@@ -25,10 +25,10 @@ def row(text: str, algorithm: str) -> list[str]:
 def test_gradients_on_64_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     text = predicted(capsys, "--bytes 140e9 --ranks 512")
     assert text.startswith(
-        "AllReduce of 140 GB on 512 ranks, 64 nodes of 8; modelled: steps x alpha + bytes / beta"
+        "AllReduce of 140 GB on 512 ranks: 64 nodes of 8; modelled: steps x alpha + bytes / beta"
     )
-    assert "beta 450 GB/s, S* 360 KB (founding notes: NVLink 4, not measured)" in text
-    assert "beta 45 GB/s, S* 540 KB (founding notes: 400G RDMA, not measured)" in text
+    assert "beta 450 GB/s, S* 360 KB (NVLink 4: often quoted, not measured)" in text
+    assert "beta 45 GB/s, S* 540 KB (400G RDMA: often quoted, not measured)" in text
     assert row(text, "ring") == ["1022", "279.5 GB", "6.222 s", "22.5", "44.9"]
     assert row(text, "hierarchical, ring across")[2] == "1.312 s"
     assert row(text, "tree")[:4] == ["2054", "34.36 MB", "280 GB", "6.271 s"]  # 70 GB in 2054 + 1 - 18 pieces
@@ -39,11 +39,13 @@ def test_gradients_on_64_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     ranks = [int(cell) for cell in re.findall(r"^ +(\d+)  +\d+  .* s ", text, re.MULTILINE)]
     assert ranks == [8 * nodes for nodes in NODES]
     assert "start-ups are" not in text
+    assert "\npiece: what a tree sends at a time; algbw: bytes / T; busbw: algbw x 2 (N - 1)/N" in text
 
 
 def test_a_small_message_in_a_node(capsys: pytest.CaptureFixture[str]) -> None:
     text = predicted(capsys, "--bytes 32e3 --ranks 8")
-    assert "on 8 ranks, one node;" in text
+    assert "on 8 ranks: one node;" in text
+    assert text.index("in a node:") < text.index("on other numbers of nodes") < text.index("between nodes:")
     assert row(text, "one-shot") == ["1", "224 KB", "1.298 us", "24.7", "43.2"]
     assert "\nfastest: one-shot\n" in text
     assert "fastest by size (NVLS apart): one-shot up to 68.57 KB; two-shot beyond" in text
@@ -63,7 +65,7 @@ def test_a_large_message_in_a_node_names_who_is_fastest_without_the_switch(
 def test_links_and_nodes_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     links = "--alpha-us 2 --beta-gbps 100 --across-alpha-us 5 --across-beta-gbps 12.5"
     text = predicted(capsys, f"--bytes 1e6 --ranks 8 --node-size 4 {links}")
-    assert "8 ranks, 2 nodes of 4" in text
+    assert "8 ranks: 2 nodes of 4" in text
     assert "in a node:     alpha 2 us, beta 100 GB/s, S* 200 KB (as given)" in text
     assert "between nodes: alpha 5 us, beta 12.5 GB/s, S* 62.5 KB (as given)" in text
     assert row(text, "ring")[2] == "210 us"  # 14 x 5 us + 1.75 MB / 12.5 GB/s
@@ -113,3 +115,28 @@ def test_what_is_refused(arguments: str, said: str, capsys: pytest.CaptureFixtur
 )
 def test_bytes_in_powers_of_ten(nbytes: float, text: str) -> None:
     assert decimal(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("140e9", 140e9),
+        ("1.5E+3", 1500),
+        ("17B", 17),
+        ("64KiB", 65536),
+        ("1 MiB", 1 << 20),
+        ("1GB", 1e9),
+        ("2.5tb", 2.5e12),
+    ],
+)
+def test_a_size_may_have_a_unit(text: str, nbytes: float) -> None:
+    assert bytes_of(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["lots", "", "-8", "nan", "inf", "64K", "64iB", "GB", "1e9e9", "1,000"])
+def test_what_is_no_size_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", f"--bytes={text}", "--ranks", "8"])
+    assert ended.value.code == 2
+    said = "argument --bytes: a size is a number of bytes from 0 on, also with a unit "
+    assert f"{said}(got {text}); write 140e9, 64KiB or 1GB" in capsys.readouterr().err
