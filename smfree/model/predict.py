@@ -91,7 +91,7 @@ def prediction_text(cluster: Cluster, nbytes: float, ranks: int) -> str:
         *([across] if nodes > 1 else []),
         "",
         _table(costs),
-        "piece: what a tree sends at a time; algbw: bytes / T; busbw: algbw x 2 (N - 1)/N, compares with beta",
+        "piece: what a tree sends at a time; algbw: bytes / T; busbw: algbw x 2 (N - 1)/N, beside beta",
         *([flat] if nodes > 1 else []),
         "",
         f"fastest: {_fastest(costs)}",
