@@ -6,9 +6,18 @@
 // cut into pieces of PIECE_BYTES at lines, counted from an origin that is the same on every rank: where dst
 // lies in its line, if there is one dst for all. So all ranks cut alike. A piece in scratch memory lies like
 // the message modulo 16: whatever its length, vectors of 16 bytes move it, and single elements only its ends.
+//
+// Macros: ELEMENT; WORLD_SIZE (2 to 32); THREADS of a CTA, whole warps; UNROLL, vectors of each source that a
+// thread has under way; PIECE_BYTES, whole lines of 128; the layout of the control block (signals.cuh). The
+// kernels of kernels/reduce share one layout, C = 128 channels in their compile lines: slots from 0 on are
+// for barriers over all ranks, from C on a ring's data words, from 2C on its room words, from 3C on words of
+// trees, from 4C on the counts of one-shots: SIGNAL_SLOTS is 5C. Headers copied beside a kernel need no -I
+// (-I. does no harm).
 #pragma once
 #include "signals.cuh"
 #include "slice.cuh"
+
+static_assert(WORLD_SIZE >= 2, "WORLD_SIZE must be 2 or more: one rank alone has nothing to add");
 
 struct f32 { using Bits = b32x1; };
 struct f16 { using Bits = u16; };
@@ -112,7 +121,8 @@ struct Piece {
 
 // Piece j of a range of a message that begins `origin` bytes into a line.
 PTX_INLINE Piece piece_of(u32 origin, Slice range, u64 j) {
-  static_assert(PIECE_BYTES % LINE_BYTES == 0, "pieces are whole lines");
+  static_assert(PIECE_BYTES % LINE_BYTES == 0,
+                "PIECE_BYTES must be a multiple of 128: pieces are whole lines");
   const u64 skew = (origin + range.begin) % LINE_BYTES, length = range.end - range.begin;
   const u64 from = j == 0 ? 0 : j * PIECE_BYTES - skew, to = (j + 1) * PIECE_BYTES - skew;
   return {{range.begin + (from < length ? from : length), range.begin + (to < length ? to : length)},
@@ -151,10 +161,12 @@ PTX_INLINE void sum_edges(u8* const (&dst)[TARGETS], const u8* const (&src)[SOUR
   }
 }
 
-// dst[k][at] = src[0][at] + src[1][at] + ..., for every element of a piece, to every dst. Each thread loads
-// UNROLL vectors of all sources before it uses the first. A dst may be one of the sources. The ends of the
-// piece go by single elements, and all of it where the buffers lie differently modulo 16. TEAM threads do it,
-// all of the CTA or each team a piece of its own.
+// dst[k][at] = src[0][at] + src[1][at] + ..., for every element of a piece, to every dst. The piece's offsets
+// are added to every pointer: each points to where the message begins, or would begin (base_of). There is no
+// __syncthreads inside: what other threads stored here needs one before it is read. Each thread loads UNROLL
+// vectors of all sources before it uses the first. A dst may be one of the sources. The ends of the piece go
+// by single elements, and all of it where the buffers lie differently modulo 16. TEAM threads do it, all of
+// the CTA or each team a piece of its own.
 template <u32 TEAM = THREADS, u32 TARGETS, u32 SOURCES>
 PTX_INLINE void sum_piece(u8* const (&dst)[TARGETS], const u8* const (&src)[SOURCES], Slice piece) {
   const Slice body = are_alike(dst, src) ? body_of<16>(dst[0], piece) : Slice{piece.begin, piece.begin};

@@ -19,13 +19,18 @@
 //     own part: its dst may be overwritten, also where it is its src.
 // A reduce-scatter ends before a rank knows of others than its previous: it needs a barrier behind it.
 // Pieces of a channel are counted in 32 bits: enough below 512 GiB, even if they are lines.
+//
+// Macros: those of reduce.cuh; NUM_SLOTS, pieces of a channel in scratch memory, 2 or more; SCATTER_ONLY, 1
+// for a ReduceScatter, else 0; SIGNAL_RING_DATA and SIGNAL_RING_ROOM, the first slots of data and room words;
+// SIGNAL_STEP_REDUCE_SCATTER, _ALL_GATHER, _ROOM and _EXIT, labels (signals.cuh).
 #pragma once
 #include "reduce.cuh"
 
 constexpr u32 SCATTER_STEPS = WORLD_SIZE - 1;    // sends until chunk r is complete on rank r
 constexpr u32 ALL_STEPS = 2 * (WORLD_SIZE - 1);  // ... until every chunk is, on every rank
 
-static_assert(NUM_SLOTS >= 2, "a rank frees a slot in the step that sends into one: with one slot all wait");
+static_assert(NUM_SLOTS >= 2,
+              "NUM_SLOTS must be 2 or more: a rank frees a slot in the step that sends, with one all wait");
 
 PTX_INLINE u32 chunk_in(u32 rank, u32 step) { return (rank + 2 * WORLD_SIZE - 1 - step) % WORLD_SIZE; }
 

@@ -25,6 +25,10 @@
 //
 // A wait looks at the abort word of its own GPU, too. When the host has set it, the wait leaves a record of
 // what it waited for, and the kernel ends: it moves nothing more, and the group is of no use afterwards.
+//
+// Macros: WORLD_SIZE; SIGNAL_SLOTS; SIGNAL_PADS_OFFSET, SIGNAL_EPOCHS_OFFSET and SIGNAL_RECORDS_OFFSET, where
+// the host puts the parts of SignalControl; SIGNAL_STEP_*, labels that kernels give their waits, for the
+// records alone: any distinct values above 0 do.
 #pragma once
 #include "ptx_peer.cuh"
 
@@ -36,10 +40,15 @@ struct SignalControl {  // in own device memory
   alignas(128) u32 epochs[SIGNAL_SLOTS];
   alignas(128) SignalRecord records[SIGNAL_SLOTS][WORLD_SIZE];
 };
-static_assert(__builtin_offsetof(SignalControl, pads) == SIGNAL_PADS_OFFSET, "SignalLayout.defines");
-static_assert(__builtin_offsetof(SignalControl, epochs) == SIGNAL_EPOCHS_OFFSET, "SignalLayout.defines");
-static_assert(__builtin_offsetof(SignalControl, records) == SIGNAL_RECORDS_OFFSET, "SignalLayout.defines");
-static_assert(WORLD_SIZE <= 32, "the threads that signal are lanes of one warp");
+static_assert(__builtin_offsetof(SignalControl, pads) == SIGNAL_PADS_OFFSET,
+              "SIGNAL_PADS_OFFSET must be 128: pads follow the line of the abort word");
+static_assert(__builtin_offsetof(SignalControl, epochs) == SIGNAL_EPOCHS_OFFSET,
+              "SIGNAL_EPOCHS_OFFSET belongs to another WORLD_SIZE: 128 + 8 x WORLD_SIZE in lines of 128");
+static_assert(__builtin_offsetof(SignalControl, records) == SIGNAL_RECORDS_OFFSET,
+              "SIGNAL_RECORDS_OFFSET belongs to another SIGNAL_SLOTS or WORLD_SIZE: SIGNAL_EPOCHS_OFFSET + "
+              "4 x SIGNAL_SLOTS in lines of 128");
+static_assert(WORLD_SIZE <= 32,
+              "WORLD_SIZE must be 32 or less: the threads that signal are lanes of one warp");
 
 // One CTA's signals, as one of its threads holds them: thread t speaks with peer t.
 struct Signals {

@@ -10,8 +10,8 @@
 //            stream was let go without them: then nothing is added.
 // Shared     none.
 // Compile    nvcc -arch=sm_80 -cubin -I../include -DELEMENT=bf16 -DTHREADS=256 -DUNROLL=2 -DPIECE_BYTES=8192
-//            -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512 -DSIGNAL_PADS_OFFSET=128 -DSIGNAL_EPOCHS_OFFSET=256
-//            -DSIGNAL_RECORDS_OFFSET=2304 add.cu
+//            -DWORLD_SIZE=8 -DSIGNAL_SLOTS=640 -DSIGNAL_PADS_OFFSET=128 -DSIGNAL_EPOCHS_OFFSET=256
+//            -DSIGNAL_RECORDS_OFFSET=2816 add.cu
 // Launch     any number of CTAs; THREADS threads.
 #include "reduce.cuh"
 

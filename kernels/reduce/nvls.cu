@@ -19,11 +19,13 @@
 //            are weak, for the barriers order them; ptxas makes LDGMC.STRONG.SYS of either ld_reduce.
 // Shared     none.
 // Compile    nvcc -arch=sm_90a -cubin -I../include -DELEMENT=bf16 -DTHREADS=256 -DUNROLL=4
-//            -DPIECE_BYTES=16384 -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512 -DSIGNAL_PADS_OFFSET=128
-//            -DSIGNAL_EPOCHS_OFFSET=256 -DSIGNAL_RECORDS_OFFSET=2304 -DSIGNAL_STEP_ENTRY=1
+//            -DPIECE_BYTES=16384 -DWORLD_SIZE=8 -DSIGNAL_SLOTS=640 -DSIGNAL_PADS_OFFSET=128
+//            -DSIGNAL_EPOCHS_OFFSET=256 -DSIGNAL_RECORDS_OFFSET=2816 -DSIGNAL_STEP_ENTRY=1
 //            -DSIGNAL_STEP_EXIT=2 nvls.cu
-// Launch     the same grid on every rank, at most SIGNAL_SLOTS CTAs, all resident; THREADS threads.
-//            num_pieces: of the chunk that is cut into most.
+// Launch     the same grid on every rank, at most a CTA per slot of barriers (128 here), all resident;
+//            THREADS threads. origin, the same on every rank: dst modulo 128. num_pieces, the same on every
+//            rank: over all chunks the largest ceil(((origin + begin) % 128 + length) / PIECE_BYTES), in
+//            bytes; more does no harm.
 #include "reduce.cuh"
 
 static_assert(PIECE_BYTES == THREADS * UNROLL * 16, "a piece is UNROLL vectors of every thread");

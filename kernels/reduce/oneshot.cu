@@ -7,17 +7,21 @@
 // In flight  THREADS x UNROLL x 16 bytes of loads per CTA and term.
 // Needs      sm_80; peer access to the others' scratch memory and pads. Any count, any alignment of src and
 //            dst to whole elements; vectors where they lie alike modulo 16. src may be dst.
-// Barriers   one of the slot over all ranks (signals.cuh) per turn, when the terms have been sent. None
-//            before and none after: scratch memory has two sides, and each turn writes to the one that the
-//            last turn but one has read. On all ranks that one is over:
-//            - in the same call: this CTA has met the others in the turn between, which they entered behind
-//              it; a CTA has the same place in every turn.
-//            - first turn of a call, and the last call had several: all CTAs met in the last of them.
-//            - first turn, and the last call had but one: there this rank met at least one CTA of every
-//              rank, which ran when the call before, with all its CTAs, had ended there. Grids may differ.
-//            - second turn: this CTA has met the others in the first, when their last call had ended.
-//            So turns are counted through all calls. Every CTA takes part in every turn, with a piece or
-//            without, and counts alike, in own memory, where a replayed graph goes on.
+// Barriers   one of the slot over all ranks (signals.cuh) per turn, between sending and adding; none at the
+//            end. A fast rank sends the next turn while a slow one adds, so there are two sides, A and B, and
+//            turns take them alternately. Two ranks, three calls of one turn each; | is a barrier:
+//
+//              rank 0   send A | add A, send B, wait | add B, send A, wait | add A
+//              rank 1   send A | slow: add A, send B | add B, send A       | add A
+//
+//            Rank 0 must not send to A again while rank 1 adds A. It sends behind the barrier of the turn in
+//            between, and whoever came to that one was done with A: in the same call this CTA, whose place is
+//            the same in every turn; in an earlier call all CTAs, since launches follow each other (so grids
+//            may differ).
+//            The side is the parity of all turns so far, the same for all CTAs of all ranks. Each channel
+//            counts them in own memory, where a replayed graph goes on. Every CTA takes part in every turn,
+//            with a piece or without. Channels beyond the grid are counted on, too: a later call may have a
+//            CTA for them.
 // Shared     none. Scratch memory: the one-shots' own, [2][N] of SHOT_BYTES, PIECE_BYTES of it per CTA.
 //            Nobody else uses it, so other ways may come in between.
 // Compile    nvcc -arch=sm_80 -cubin -I../include -DELEMENT=bf16 -DTHREADS=256 -DUNROLL=2 -DPIECE_BYTES=4096
@@ -25,7 +29,9 @@
 //            -DSIGNAL_EPOCHS_OFFSET=256 -DSIGNAL_RECORDS_OFFSET=2816 -DSIGNAL_ONESHOT=512
 //            -DSIGNAL_STEP_TERMS=8 oneshot.cu
 // Launch     the same grid on every rank, at most SIGNAL_SLOTS - SIGNAL_ONESHOT and SHOT_BYTES / PIECE_BYTES
-//            CTAs, all resident; THREADS threads. num_turns: CTAs times turns are enough for all pieces.
+//            CTAs, all resident; THREADS threads. origin, the same on every rank: dst modulo 128, or any
+//            multiple of an element where dst differs. num_turns, the same on every rank: ceil(pieces / CTAs)
+//            with pieces = ceil((origin + count x bytes of an element) / PIECE_BYTES); more does no harm.
 #include "reduce.cuh"
 
 struct Buffers {           // by value in the parameters

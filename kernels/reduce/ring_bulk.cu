@@ -24,10 +24,14 @@
 // Shared     dynamic: stages, NUM_STAGES x 2 x TILE_BYTES (what came, own part); static: full[NUM_STAGES].
 // Compile    nvcc -arch=sm_90a -cubin -I../include -DELEMENT=bf16 -DSCATTER_ONLY=0 -DTHREADS=256 -DUNROLL=4
 //            -DTILE_BYTES=8192 -DNUM_STAGES=4 -DPIECE_BYTES=65536 -DNUM_SLOTS=2 -DWORLD_SIZE=8
-//            -DSIGNAL_SLOTS=512 -DSIGNAL_PADS_OFFSET=128 -DSIGNAL_EPOCHS_OFFSET=256
-//            -DSIGNAL_RECORDS_OFFSET=2304 -DSIGNAL_RING_DATA=128 -DSIGNAL_RING_ROOM=256 -DSIGNAL_STEP_EXIT=2
+//            -DSIGNAL_SLOTS=640 -DSIGNAL_PADS_OFFSET=128 -DSIGNAL_EPOCHS_OFFSET=256
+//            -DSIGNAL_RECORDS_OFFSET=2816 -DSIGNAL_RING_DATA=128 -DSIGNAL_RING_ROOM=256 -DSIGNAL_STEP_EXIT=2
 //            -DSIGNAL_STEP_REDUCE_SCATTER=3 -DSIGNAL_STEP_ALL_GATHER=4 -DSIGNAL_STEP_ROOM=5 ring_bulk.cu
-// Launch     as ring.cu, with the dynamic shared memory.
+// Launch     as ring.cu, with NUM_STAGES x 2 x TILE_BYTES of dynamic shared memory: the same grid on every
+//            rank, at most SIGNAL_RING_ROOM - SIGNAL_RING_DATA CTAs, all resident; THREADS threads. origin,
+//            the same on every rank: dst modulo 128, or any multiple of an element where dst differs; 0 for a
+//            ReduceScatter. num_pieces, the same on every rank: over all chunks the largest ceil(((origin +
+//            begin) % 128 + length) / PIECE_BYTES), in bytes; more does no harm.
 #include "ring.cuh"
 
 static_assert(TILE_BYTES % 16 == 0, "cp.async.bulk moves multiples of 16 bytes");

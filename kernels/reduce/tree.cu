@@ -24,11 +24,14 @@
 //            complete, which its CTAs have when a call ends, knows that nobody reads scratch memory any more.
 // Shared     none. Scratch memory: NUM_SLOTS slots of PIECE_BYTES per channel, tree and child.
 // Compile    nvcc -arch=sm_80 -cubin -I../include -DELEMENT=bf16 -DTHREADS=256 -DUNROLL=2 -DPIECE_BYTES=32768
-//            -DNUM_SLOTS=2 -DWORLD_SIZE=8 -DSIGNAL_SLOTS=512 -DSIGNAL_PADS_OFFSET=128
-//            -DSIGNAL_EPOCHS_OFFSET=256 -DSIGNAL_RECORDS_OFFSET=2304 -DSIGNAL_TREE=384
+//            -DNUM_SLOTS=2 -DWORLD_SIZE=8 -DSIGNAL_SLOTS=640 -DSIGNAL_PADS_OFFSET=128
+//            -DSIGNAL_EPOCHS_OFFSET=256 -DSIGNAL_RECORDS_OFFSET=2816 -DSIGNAL_TREE=384
 //            -DSIGNAL_STEP_TREE_REDUCE=6 -DSIGNAL_STEP_TREE_BROADCAST=7 -DSIGNAL_STEP_TREE_ROOM=9 tree.cu
-// Launch     the same grid on every rank, a multiple of 4 and at most SIGNAL_SLOTS - SIGNAL_TREE CTAs, all
-//            resident; THREADS threads.
+// Launch     the same grid on every rank, a multiple of 4, at most a CTA per slot from SIGNAL_TREE on (128
+//            here), all resident; THREADS threads. origin, the same on every rank: dst modulo 128, or any
+//            multiple of an element where dst differs. num_pieces of a tree, the same on every rank:
+//            ceil(((origin + begin) % 128 + length) / PIECE_BYTES) of its half, in bytes; more does no harm.
+//            The first half has (count + 1) / 2 elements. Parents and children: trees.py.
 #include "reduce.cuh"
 
 constexpr u32 NOBODY = 0xffffffff;

@@ -20,8 +20,10 @@
 //            -DPIECE_BYTES=16384 -DWORLD_SIZE=8 -DSIGNAL_SLOTS=640 -DSIGNAL_PADS_OFFSET=128
 //            -DSIGNAL_EPOCHS_OFFSET=256 -DSIGNAL_RECORDS_OFFSET=2816 -DSIGNAL_STEP_EXIT=2
 //            -DSIGNAL_STEP_TERMS=8 twoshot.cu
-// Launch     the same grid on every rank, at most a CTA per slot, all resident; THREADS threads. num_pieces:
-//            of the chunk that is cut into most.
+// Launch     the same grid on every rank, at most a CTA per slot of barriers (128 here), all resident;
+//            THREADS threads. origin, the same on every rank: dst modulo 128, or any multiple of an element
+//            where dst differs; 0 for a ReduceScatter. num_pieces, the same on every rank: over all chunks
+//            the largest ceil(((origin + begin) % 128 + length) / PIECE_BYTES), in bytes; more does no harm.
 #include "reduce.cuh"
 
 struct Buffers {            // by value in the parameters

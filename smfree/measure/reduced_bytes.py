@@ -94,8 +94,9 @@ def reduced_bytes(records: Sequence[Record]) -> str:
         f"\nmessages of {format_bytes(first.key['message_bytes'])} of {first.key['dtype']} per rank, N = "
         f"{first.key['ranks']}; steps, CTAs and signals are numbers, all else is in messages, of the rank "
         "with most.\nCounted; in parentheses: what the formula says. Steps: sends that wait for each other; "
-        "counted for rings only.\nSignals: of all CTAs together, to every peer; 4 bytes each, not in what the link "
-        "sent.\nMemory: DRAM, for kernels, the L2 cold; copy engines ask the L2, each time. No clock involved"
+        "counted for rings only.\nSignals: of all CTAs together, to every peer; 4 bytes each, not in what "
+        "the link sent.\nMemory: DRAM, for kernels, the L2 cold; copy engines ask the L2, each time. No "
+        "clock involved"
     )
 
 
