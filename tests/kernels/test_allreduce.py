@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.reduce import allreduce
+from kernels.reduce import allreduce, direct, message, tree
 from kernels.reduce.allreduce import WAYS
 from kernels.reduce.elements import Element
+from kernels.reduce.message import AllReduceMessage, pieces_of
 from kernels.reduce.order import ORDERS, error_bound, expected, true_sum
 from kernels.reduce.workspace import Workspace
 from smfree.emulator.counters import Counters
@@ -153,6 +154,33 @@ def test_calls_in_a_row_of_any_ways_share_scratch_memory_and_dst(
         # the epochs of barriers, a ring's data and room, trees and one-shots have wrapped
         for kind in range(5):
             assert min(epoch(workspace, rank, kind * CHANNELS) for rank in range(ranks)) < 100
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "ce"])
+def test_more_pieces_and_any_origin_do_no_harm(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the kernels' headers say of their launch, also for the call behind it."""
+    ranks, element = 3, Element.F32
+    data = inputs(ranks, 50 * ranks + 1, element)
+    with reduce_group(ranks, "random", 1) as (group, workspace):
+        operands = Operands(workspace, data, element, dst_shift=1)
+        asked: list[int] = []
+
+        def more(*args: int) -> int:
+            asked.append(pieces_of(*args))
+            return asked[-1] + 3
+
+        with monkeypatch.context() as patched:
+            for module in (message, direct, tree):
+                patched.setattr(module, "pieces_of", more)
+            patched.setattr(AllReduceMessage, "origin", 4 * 9)
+            operands.reduce(way, small_config(workspace, way, element))
+        group.wait(60)
+        assert asked
+        operands.check(way)
+        operands.fill(inputs(ranks, 50 * ranks + 1, element, seed=1))
+        operands.reduce(way, small_config(workspace, way, element))
+        group.wait(60)
+        operands.check(way)
 
 
 @pytest.mark.parametrize(
