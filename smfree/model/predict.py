@@ -27,6 +27,10 @@ NOTES = {NVLINK_4: "NVLink 4", RDMA_400G: "400G RDMA"}
 """Links with numbers that are often quoted."""
 NODES = (2, 4, 16, 64, 256, 1024)
 """Of the table that extrapolates."""
+COLUMNS = (
+    "piece: what a tree sends at a time; algbw: bytes / T; busbw: algbw x 2 (N - 1)/N of N ranks, to be "
+    "compared with beta"
+)
 MAX_BYTES, MAX_RANKS = 10**18, 1 << 20
 _PREFIXES = "kmgt"
 
@@ -91,7 +95,7 @@ def prediction_text(cluster: Cluster, nbytes: float, ranks: int) -> str:
         *([across] if nodes > 1 else []),
         "",
         _table(costs),
-        "piece: what a tree sends at a time; algbw: bytes / T; busbw: algbw x 2 (N - 1)/N, beside beta",
+        COLUMNS,
         *([flat] if nodes > 1 else []),
         "",
         f"fastest: {_fastest(costs)}",
