@@ -4,8 +4,8 @@
 // are added in float32: sum_piece adds its sources from the first to the last, then rounds once. Chunk c is
 // what rank c owns: as many elements as every other, the first count % WORLD_SIZE chunks one more. A chunk is
 // cut into pieces of PIECE_BYTES at lines, counted from an origin that is the same on every rank: where dst
-// lies in its line, if there is one dst for all. So all ranks cut alike. Scratch memory begins at a line, and a
-// piece lies there like the message modulo 16: whatever its length, vectors of 16 bytes move it, and single
+// lies in its line, if there is one dst for all. So all ranks cut alike. Scratch memory begins at a line, and
+// a piece lies there like the message modulo 16: whatever its length, vectors of 16 bytes move it, and single
 // elements only its ends.
 //
 // Macros: ELEMENT; WORLD_SIZE (2 to 32); THREADS of a CTA, whole warps; UNROLL, vectors of each source that a
