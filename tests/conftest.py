@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from smfree.cuda import CudaHostError, Device
 from smfree.measure.devices import alive
@@ -20,6 +21,8 @@ FIXTURES = ("node", "device", "tma_device")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    settings.register_profile("suite", derandomize=True, deadline=None)  # the same examples in every run
+    settings.load_profile("suite")
     # Ranks that share a GPU have many streams. Streams that share a work queue of it wait for each other, so
     # a rank that is to end a wait could stand behind it. 32 is the most there are (CUDA C++ Programming
     # Guide, environment variables); the driver reads it before the first context.

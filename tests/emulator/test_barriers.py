@@ -384,7 +384,7 @@ def run(calls: list[tuple[str, list[int], list[int]]]) -> tuple[list[object], MB
     return log, barriers
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(programs())
 def test_a_group_of_lanes_equals_one_lane_after_another(
     calls: list[tuple[str, list[int], list[int]]],

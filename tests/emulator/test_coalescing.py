@@ -57,7 +57,7 @@ def flatten(warps: list[list[tuple[int, int]]]) -> tuple[np.ndarray, np.ndarray,
     return flat[:, 1].copy(), flat[:, 0].copy(), starts
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(accesses(32))
 def test_sectors_equal_the_count_byte_by_byte(case: tuple[list[list[tuple[int, int]]], int]) -> None:
     warps, nbytes = case
@@ -66,7 +66,7 @@ def test_sectors_equal_the_count_byte_by_byte(case: tuple[list[list[tuple[int, i
     assert sectors_per_warp(addr, nbytes, starts).tolist() == wanted
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(accesses(16))
 def test_wavefronts_equal_the_count_bank_by_bank(case: tuple[list[list[tuple[int, int]]], int]) -> None:
     warps, nbytes = case

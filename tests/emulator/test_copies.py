@@ -531,7 +531,7 @@ def copies(draw: st.DrawFn) -> tuple[bytes, list[int], list[list[int]], bool]:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(copies())
 def test_tensor_copies_equal_element_by_element(case: tuple[bytes, list[int], list[list[int]], bool]) -> None:
     raw, dims, coords, nan = case

@@ -222,7 +222,7 @@ _NESTED = [
 ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(_block(3, False), st.sampled_from([1, 7, 32, 45, 64]), st.integers(1, 3))
 @example(_NESTED, 45, 3)
 def test_random_structured_programs_agree_under_all_schedules(

@@ -190,7 +190,7 @@ def test_a_uniform_and_a_varying_pair() -> None:
 # -------------------------------------------------------------------------------------------- the rounding
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(*[st.floats(width=32, allow_nan=False, allow_infinity=False)] * 3)
 def test_a_sum_rounded_to_odd_then_to_float32_is_the_rounded_sum(a: float, b: float, c: float) -> None:
     """What fma.rn.f32 does."""
@@ -202,7 +202,7 @@ def test_a_sum_rounded_to_odd_then_to_float32_is_the_rounded_sum(a: float, b: fl
     assert int(got.view(np.uint32)[0]) == nearest(exact, 32, zero_sign=int(zero_sign))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.floats(), st.sampled_from(["f16", "bf16"]), st.booleans())
 def test_float64_to_a_half_rounds_once(x: float, kind: str, toward_zero: bool) -> None:
     with np.errstate(over="ignore"):

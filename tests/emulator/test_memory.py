@@ -287,7 +287,7 @@ def one_by_one(op: str, start: int, values: list[int], compare: list[int]) -> tu
     return olds, word
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(["add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"]),
     st.lists(

@@ -291,7 +291,7 @@ def _is_live(k: Kernel, register: str, start: int) -> bool:
     return False
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(_STEP, min_size=1, max_size=12))
 def test_liveness_is_what_paths_say(steps: Steps) -> None:
     k = _program(steps)
@@ -302,7 +302,7 @@ def test_liveness_is_what_paths_say(steps: Steps) -> None:
     assert all(f.live_in[pc] == f.live_at(pc) for pc in f.leaders)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(_STEP, min_size=1, max_size=12))
 def test_dominators_are_what_paths_say(steps: Steps) -> None:
     k = _program(steps)
@@ -315,7 +315,7 @@ def test_dominators_are_what_paths_say(steps: Steps) -> None:
         assert {b for b in range(f.exit) if f.dominates(b, below)} == above
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(_STEP, min_size=1, max_size=12))
 def test_reconvergence_points_are_what_paths_say(steps: Steps) -> None:
     k = _program(steps)

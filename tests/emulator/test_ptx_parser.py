@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from smfree.emulator.errors import PtxError, Unsupported
@@ -428,6 +428,7 @@ def test_a_text_that_ends_early_is_an_error_not_a_crash(text: str) -> None:
         parse(f".version 9.0\n.target sm_90\n{text}")
 
 
+@example("L(09")  # no octal number
 @given(st.text(alphabet=' {}[](),;:@!|_%.rp0x19\n"/*abL-+<>', max_size=60))
 def test_any_text_parses_or_is_refused(code: str) -> None:
     text = f".version 9.0\n.target sm_90\n.address_size 64\n.entry k() {{ {REGISTERS}\n{code}\n}}\n"

@@ -54,7 +54,7 @@ PLAIN_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(PLAIN_VALUES)
 def test_plain_values_come_back_with_their_types(value: Any) -> None:
     found = there_and_back(value)
@@ -138,7 +138,7 @@ def test_integer_above_64_bits_is_refused() -> None:
 # ------------------------------------------------------------------------------------------ hostile messages
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 @given(st.binary(max_size=60))
 def test_random_bytes_are_a_value_or_a_wire_error(data: bytes) -> None:
     try:
@@ -148,7 +148,7 @@ def test_random_bytes_are_a_value_or_a_wire_error(data: bytes) -> None:
     decode(encode(decode(data, NOTHING)).control, NOTHING)  # what is a value is one both ways
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(PLAIN_VALUES, st.data())
 def test_message_cut_short_is_a_wire_error(value: Any, data: st.DataObject) -> None:
     control = bytes(encode(value).control)

@@ -234,7 +234,7 @@ def tensors(draw: st.DrawFn) -> tuple[TensorMap, list[list[int]]]:
     return decode(encode(kind, BASE, dims, strides, box, steps)), coords
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(tensors())
 def test_box_rows_equal_element_by_element(case: tuple[TensorMap, list[list[int]]]) -> None:
     tensor, coords = case
