@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels.common import check_stages, check_tile, tma_unavailable
+from kernels.common import check_stages, check_tile
+from kernels.ipc.bulk import unavailable
 from kernels.reduce import ring
 from kernels.reduce.config import KernelWay
 from kernels.reduce.ring import RingConfig
 from kernels.staged import BarrierPlan
 
 if TYPE_CHECKING:
-    from kernels.ipc.group import Group
     from kernels.reduce.workspace import Workspace
 
 
@@ -57,11 +57,6 @@ def throughput_config(workspace: Workspace, nbytes: int) -> RingBulkConfig:
     """For messages of ``nbytes``: the channels and pieces of ``ring.sm``."""
     same = ring.throughput_config(workspace, nbytes)
     return RingBulkConfig(ctas=same.ctas, piece_bytes=same.piece_bytes)
-
-
-def unavailable(group: Group) -> str | None:
-    """Why the ranks' TMAs cannot reach each other, None when they can."""
-    return group.direct_reason or tma_unavailable(group.capabilities)
 
 
 RING_BULK = KernelWay(
