@@ -23,6 +23,7 @@ from kernels.ipc.symmetric import Symmetric
 from kernels.reduce import allreduce, reduce_scatter
 from kernels.reduce.config import ReduceConfig
 from kernels.reduce.elements import Element
+from kernels.reduce.message import share_of
 from kernels.reduce.order import ORDERS, error_bound, expected, true_sum
 from kernels.reduce.workspace import Workspace
 from smfree.measure.fixture import Measure, Point
@@ -61,7 +62,7 @@ class Reduction:
         """What of the whole sum a rank gets."""
         if self.question is Question.ALLREDUCE:
             return total
-        return total[rank * len(total) // ranks : (rank + 1) * len(total) // ranks]
+        return total[slice(*share_of(len(total), ranks, rank))]
 
 
 ALL = Reduction(Question.ALLREDUCE, allreduce, allreduce.allreduce, nccl.allreduce, 2)

@@ -221,11 +221,16 @@ def check_alike(dst: DeviceArray, src: DeviceArray, source: str = "src", target:
 
 def check_apart(dst: DeviceArray, src: DeviceArray, source: str = "src", target: str = "dst") -> None:
     """``dst`` and ``src`` share no byte. Raises OperandError."""
-    shared = min(dst.ptr + dst.nbytes, src.ptr + src.nbytes) - max(dst.ptr, src.ptr)
-    if shared > 0 and dst.nbytes and src.nbytes:
+    shared = bytes_shared(dst, src.ptr, src.nbytes)
+    if shared:
         raise OperandError(
             f"{target} and {source} must not overlap (they share {shared} bytes); copy through a third array"
         )
+
+
+def bytes_shared(array: DeviceArray, start: int, nbytes: int) -> int:
+    """Bytes that ``array`` has in common with the ``nbytes`` at address ``start``."""
+    return max(0, min(array.ptr + array.nbytes, start + nbytes) - max(array.ptr, start))
 
 
 def check_aligned(instruction: str, name: str, array: DeviceArray, align: int) -> None:

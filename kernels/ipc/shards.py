@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from kernels.common import OperandError, check_whole
+from kernels.common import OperandError, bytes_shared, check_whole
 from kernels.ipc.group import Group
 from kernels.ipc.symmetric import Symmetric
 from smfree.cuda import DeviceArray
@@ -116,8 +116,8 @@ def _counts(
 
 def _check_source(name: str, src: DeviceArray, place: int, dst: int, nbytes: int) -> None:
     """``src`` lies at ``place``, its part of the own dst, or shares no byte with the dst of a rank."""
-    shared = min(src.ptr + src.nbytes, dst + nbytes) - max(src.ptr, dst)
-    if shared > 0 and src.nbytes and src.ptr != place:
+    shared = bytes_shared(src, dst, nbytes)
+    if shared and src.ptr != place:
         raise OperandError(
             f"{name} must be its own part of dst or share nothing with dst (they share {shared} bytes, "
             f"{src.ptr - dst} bytes into dst instead of {place - dst}); copy it, or pass src=None"

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kernels.common import OperandError
+from kernels.common import OperandError, bytes_shared
 from kernels.ipc.grid import LINE_BYTES
 from kernels.ipc.shards import Sources, given_sources
 from kernels.ipc.symmetric import Symmetric
@@ -189,8 +189,8 @@ def check_outside(workspace: Workspace, rank: int, name: str, array: DeviceArray
     """``array`` of a local rank is not where a rank's workspace keeps what is under way. Raises
     OperandError."""
     for start in workspace.memory.pointers(rank):
-        shared = _shared_bytes(array, start, workspace.memory.nbytes)
-        if shared > 0:
+        shared = bytes_shared(array, start, workspace.memory.nbytes)
+        if shared:
             raise OperandError(
                 f"{name} must lie outside the workspace's own memory (they share {shared} bytes); use other "
                 "memory"
@@ -199,15 +199,8 @@ def check_outside(workspace: Workspace, rank: int, name: str, array: DeviceArray
 
 def _check_apart(name: str, array: DeviceArray, start: int, nbytes: int, other: str = "dst") -> None:
     """``array`` shares no byte with the memory at ``start``. Raises OperandError."""
-    shared = _shared_bytes(array, start, nbytes)
-    if shared > 0:
+    shared = bytes_shared(array, start, nbytes)
+    if shared:
         raise OperandError(
             f"{name} must be {other} or share nothing with it (they share {shared} bytes); copy it"
         )
-
-
-def _shared_bytes(array: DeviceArray, start: int, nbytes: int) -> int:
-    """With the memory at ``start``; 0 or less: none."""
-    if not array.nbytes or not nbytes:
-        return 0
-    return min(array.ptr + array.nbytes, start + nbytes) - max(array.ptr, start)
