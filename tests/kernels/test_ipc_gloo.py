@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.ranks.kit import under_torchrun
+
 WAYS = ("sm.push", "tma.pull", "ce")
 SCRIPT = f"""
 import numpy as np
@@ -32,21 +30,13 @@ with join("emu:h100x2") as context, Group.join(context.device, context.rendezvou
         allgather(group, dst, src, way=way)
         group.wait(timeout_s=30)
         same = bool((dst.array(context.rank).numpy() == torch.cat(expected).numpy()).all())
-        print(context.rank, way, same, flush=True)
+        print(f"{{context.rank}} {{way}} {{same}}\\n", end="", flush=True)
 dist.destroy_process_group()
 """
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="Gloo comes with torch")
 def test_every_way_gives_what_gloo_gives(tmp_path: Path) -> None:
-    script = tmp_path / "gather.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [*command, str(script)], cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True,
-        text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    printed = under_torchrun(tmp_path / "gather.py", SCRIPT, 2, timeout_s=120)
     expected = [f"{rank} {way} True" for rank in range(2) for way in WAYS]
-    assert sorted(done.stdout.splitlines()) == sorted(expected)
+    assert printed == sorted(expected)

@@ -8,16 +8,13 @@ true sum by an error bound at most, so the two differ by two of them at most.
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.kernels.reduce_bodies import CASES
+from tests.ranks.kit import under_torchrun
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import numpy as np
 import torch
@@ -75,27 +72,20 @@ with join("emu:h100x3") as context, Group.join(context.device, context.rendezvou
                 gloo = by_gloo(data[context.rank], element)
                 found, part = by_us(space, collective, way, element, data[context.rank])
                 off = np.abs(found - gloo[part])
-                print(context.rank, collective, way, element.value, kind,
-                      bool((off == 0 if kind == "whole" else off <= far[part]).all()), flush=True)
+                right = bool((off == 0 if kind == "whole" else off <= far[part]).all())
+                said = f"{context.rank} {collective} {way} {element.value} {kind} {right}\\n"
+                print(said, end="", flush=True)
 dist.destroy_process_group()
 """
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="Gloo comes with torch")
 def test_every_way_gives_what_gloo_gives(tmp_path: Path) -> None:
-    script = tmp_path / "reduce.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [*command, str(script)], cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True,
-        text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    printed = under_torchrun(tmp_path / "reduce.py", SCRIPT, 3, timeout_s=300)
     expected = [
         f"{rank} {collective} {way} {element.value} {kind} True"
         for rank in range(3)
         for collective, way, element in CASES
         for kind in ("whole", "random")
     ]
-    assert sorted(done.stdout.splitlines()) == sorted(expected)
+    assert printed == sorted(expected)

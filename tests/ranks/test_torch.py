@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -16,8 +14,7 @@ import pytest
 
 from smfree.ranks import PeerLost, RankError, RendezvousMismatch, RendezvousTimeout
 from smfree.ranks.torch import TorchRendezvous
-
-ROOT = Path(__file__).parents[2]
+from tests.ranks.kit import under_torchrun
 
 
 class MemoryStore:
@@ -169,26 +166,13 @@ def test_without_torch_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torchrun comes with torch")
 def test_ranks_join_under_torchrun(tmp_path: Path) -> None:
     """Two processes on an emulated node that the first one serves."""
-    script = tmp_path / "ranks.py"
-    script.write_text(
+    text = (
         "from smfree.ranks import join\n"
         "from tests.ranks.functions import read_the_others\n"
         "with join('emu:h100x2') as context:\n"
-        "    print(context.rank, *read_the_others(context), flush=True)\n"
+        "    said = ' '.join(map(str, (context.rank, *read_the_others(context))))\n"
+        "    print(said + '\\n', end='', flush=True)\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [*command, str(script)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    printed = under_torchrun(tmp_path / "ranks.py", text, 2, timeout_s=120)
     expected = [[rank] * 8 for rank in range(2)]
-    assert sorted(done.stdout.splitlines()) == [
-        f"{rank} emu:h100x2:{rank} None {expected}" for rank in (0, 1)
-    ]
+    assert printed == [f"{rank} emu:h100x2:{rank} None {expected}" for rank in (0, 1)]
